@@ -1,0 +1,185 @@
+"""Walk a plan until an answer has begun: slot, attempt, retry, next.
+
+What to do after a failure is read from the error (`then`, `blame`), never from its class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import orjson
+
+from gateway.admission.slots import Slot
+from gateway.answer import read_answer
+from gateway.deadline import within
+from gateway.errors import AttemptError, Exhausted
+from gateway.stream import Live, Stream, Whole, relay_for
+from gateway.telemetry.log import Log
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.base import Upstream
+from gateway.upstream.body import replace_fields, rewrite
+from router.backoff import delay
+from router.health import Health
+from router.types import Attempt, AttemptOutcome, AttemptRecord, Call, Outcome, Plan
+
+
+class Executor:
+    """Everything that attempts need, for the life of one runtime."""
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, Upstream],
+        slots: Mapping[str, Slot],
+        health: Health,
+        metrics: Metrics,
+        log: Log,
+    ) -> None:
+        self._upstreams = upstreams  # by deployment
+        self._slots = slots
+        self._health = health
+        self._metrics = metrics
+        self._log = log
+        self._uniform: Callable[[float, float], float] = random.uniform
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def run(self, plan: Plan, call: Call, outcome: Outcome) -> Stream:
+        """The first answer that begins well. Raises `Refused`, or `Exhausted` with every cause."""
+        causes: list[AttemptError] = []
+        previous: Attempt | None = None
+        window = 0  # a prompt has been refused as too long for this many tokens
+        for attempt in plan.attempts:
+            if window and (attempt.deployment.context_window or window + 1) <= window:
+                continue
+            if previous is not None and previous.tier.name != attempt.tier.name:
+                self._metrics.fallbacks.labels(previous.tier.name, attempt.tier.name).inc()
+            previous = attempt
+            stream = await self._step(attempt, call, outcome, causes)
+            if stream is not None:
+                return stream
+            if causes[-1].then == "larger":
+                window = max(window, attempt.deployment.context_window or 1)
+            if time.monotonic() >= outcome.grant.deadline:
+                break
+        raise Exhausted(tuple(causes))
+
+    async def _step(
+        self, attempt: Attempt, call: Call, outcome: Outcome, causes: list[AttemptError]
+    ) -> Stream | None:
+        """One deployment, with its retries. None: on to the next."""
+        for retry in itertools.count():
+            record = AttemptRecord(attempt.tier.name, attempt.deployment.name, time.monotonic(), retry)
+            outcome.attempts.append(record)
+            try:
+                return await self._attempt(attempt, record, call, outcome)
+            except AttemptError as exc:
+                self._note_failure(attempt, record, exc, call)
+                causes.append(exc)
+                if exc.then == "stop":
+                    raise
+                wait = self._wait_before_retry(attempt, exc, retry + 1, outcome)
+            except BaseException:
+                record.outcome, record.ended = AttemptOutcome.CANCELLED, time.monotonic()
+                raise
+            if wait is None:
+                return None
+            self._metrics.retries.labels(attempt.tier.name, attempt.deployment.name).inc()
+            await self._sleep(wait)
+            outcome.upstream_s += wait
+        return None
+
+    def _wait_before_retry(self, attempt: Attempt, exc: AttemptError, retry: int, outcome: Outcome) -> float | None:
+        policy = attempt.tier.retry
+        if exc.then != "retry" or retry > policy.attempts:
+            return None
+        wait = delay(retry, policy.backoff, self._uniform, exc.retry_after)
+        if wait is None or time.monotonic() + wait >= outcome.grant.deadline:
+            return None
+        return wait
+
+    async def _attempt(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome) -> Stream:
+        slot = self._slots[attempt.deployment.name]
+        cap = attempt.tier.concurrency
+        started = time.monotonic()
+        await slot.acquire(min(started + cap.queue_timeout, outcome.grant.deadline) if cap else 0.0)
+        try:
+            sent = time.monotonic()
+            due = min(sent + attempt.tier.timeouts.total, outcome.grant.deadline)
+            if call.stream:
+                return await self._begin_stream(attempt, record, call, outcome, due)
+            body = await self._whole(attempt, record, call, outcome, due)
+        except BaseException:
+            slot.release()
+            raise
+        finally:
+            outcome.upstream_s += time.monotonic() - started
+        slot.release()
+        return Whole(body)
+
+    async def _begin_stream(
+        self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float
+    ) -> Live:
+        first_due = time.monotonic() + attempt.tier.timeouts.first_token
+        upstream, reply, live = self._upstreams[attempt.deployment.name], None, None
+        try:
+            async with within(min(first_due, due), "first_token" if first_due <= due else "total"):
+                reply = await upstream.open(call, attempt, rewrite(call, attempt.deployment))
+                relay = relay_for(call, attempt, rename(call, outcome), due, outcome.keep)
+                live = Live(attempt, record, reply, relay, self._slots[attempt.deployment.name].release)
+                await live.begin()
+        except BaseException:
+            if reply is not None:
+                await asyncio.shield(reply.aclose())
+            raise
+        record.status, record.first_token = 200, live.first_token
+        outcome.first_token = live.first_token
+        return live
+
+    async def _whole(
+        self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float
+    ) -> bytes:
+        timeouts = attempt.tier.timeouts
+        byte_due = min(due, time.monotonic() + (timeouts.first_byte or timeouts.total))
+        reply = None
+        try:
+            async with within(byte_due, "first_byte" if byte_due < due else "total"):
+                reply = await self._upstreams[attempt.deployment.name].open(call, attempt, rewrite(call, attempt.deployment))
+            async with within(due, "total"):
+                body = await reply.read()
+            record.status, record.ended = 200, time.monotonic()
+            answer = read_answer(body, call)
+        finally:
+            if reply is not None:
+                await asyncio.shield(reply.aclose())
+        record.outcome, record.usage, record.first_token = AttemptOutcome.OK, answer.usage, record.ended
+        outcome.first_token, outcome.finish_reason = record.ended, answer.finish_reason
+        self._health.succeeded(attempt.deployment.name)
+        if (name := rename(call, outcome)) is not None and answer.model is not None:
+            return replace_fields(body, {"model": name})
+        return body
+
+    def _note_failure(self, attempt: Attempt, record: AttemptRecord, exc: AttemptError, call: Call) -> None:
+        record.outcome, record.error, record.status = exc.outcome, str(exc), exc.status
+        record.ended = time.monotonic()
+        blamed(self._health, self._metrics, attempt, exc)
+        level = self._log.error if exc.outcome is AttemptOutcome.MISCONFIGURED else self._log.warning
+        level(
+            "upstream_auth" if exc.outcome is AttemptOutcome.MISCONFIGURED else "attempt_failed",
+            request_id=call.request_id, tier=attempt.tier.name, deployment=attempt.deployment.name,
+            outcome=exc.outcome, status=exc.status, error=str(exc),
+        )  # fmt: skip
+
+
+def blamed(health: Health, metrics: Metrics, attempt: Attempt, exc: AttemptError) -> None:
+    """Count a failure against its deployment, where it is the deployment's."""
+    if exc.blame and health.failed(attempt.deployment.name, attempt.tier.cooldown, exc.retry_after):
+        metrics.cooldowns.labels(attempt.tier.name, attempt.deployment.name).inc()
+
+
+def rename(call: Call, outcome: Outcome) -> bytes | None:
+    """The model name that the caller asked for, as JSON, where the answer is to carry it."""
+    decision = outcome.decision
+    return orjson.dumps(call.model) if decision is not None and decision.response_model == "requested" else None

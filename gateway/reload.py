@@ -1,0 +1,85 @@
+"""Swapping policies: read, check, build, swap one reference. A bad file changes nothing and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.runtime import Equipment, Runtime
+from router.policy import Policy
+from router.policy_file import Loaded, PolicyError, Problem, read_policy
+
+
+class Reloader:
+    """Owns the current `Runtime`. `watch` looks at the file; SIGHUP and `POST /admin/reload` call `reload`."""
+
+    def __init__(self, path: Path, loaded: Loaded, equipment: Equipment, environ: Mapping[str, str]) -> None:
+        self._path = path
+        self._equipment = equipment
+        self._environ = environ
+        self._seen = _stamp(path)
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.current = Runtime(loaded.policy, equipment)
+        self._announce(loaded.policy)
+
+    def reload(self) -> tuple[str, ...]:
+        """Put the file's policy to work. Gives the problems, one line each; none if it worked (or nothing changed)."""
+        self._seen = _stamp(self._path)
+        try:
+            loaded = read_policy(self._path, self._environ)
+            self._check_local_models(loaded.policy)
+        except PolicyError as exc:
+            return self._refuse(tuple(str(exc).splitlines()))
+        old = self.current
+        self.current = Runtime(loaded.policy, self._equipment, old)
+        task = asyncio.create_task(old.retire())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        self._announce(loaded.policy)
+        self._equipment.metrics.reloads.labels("ok").inc()
+        self._equipment.log.info("policy_reloaded", fingerprint=loaded.policy.fingerprint)
+        return ()
+
+    def _refuse(self, problems: tuple[str, ...]) -> tuple[str, ...]:
+        self._equipment.metrics.reloads.labels("failed").inc()
+        self._equipment.log.error("policy_reload_failed", problems=problems, kept=self.current.policy.fingerprint)
+        return problems
+
+    def _check_local_models(self, policy: Policy) -> None:
+        """Embedded models are started with the gateway and not later."""
+        for tier in policy.tiers.values():
+            for deployment in tier.deployments:
+                if deployment.provider == "local" and deployment.model not in self._equipment.local_ports:
+                    message = f"{deployment.model} is not running; restart the gateway to start it"
+                    raise PolicyError([Problem(0, f"tiers.{tier.name}.deployments", message)], str(self._path))
+
+    def _announce(self, policy: Policy) -> None:
+        info = self._equipment.metrics.policy_info
+        info.clear()
+        info.labels(policy.fingerprint).set(1)
+
+    async def watch(self, every_s: float) -> None:
+        """Reload whenever the file is another one than before (edited, replaced, or a mounted ConfigMap swapped)."""
+        while True:
+            await asyncio.sleep(every_s)
+            if (stamp := _stamp(self._path)) not in (None, self._seen):
+                self.reload()
+
+    def reload_on_signal(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+
+    async def aclose(self) -> None:
+        await self.current.retire()
+        for task in tuple(self._retiring):
+            await task
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

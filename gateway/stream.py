@@ -1,0 +1,253 @@
+"""An open answer and its owner: whoever got a `Stream` closes it, and closing gives everything back.
+
+Until the first content token nothing has gone to the caller: `Live.begin` holds back role-only and empty events, and
+any failure is still an `AttemptError` that `execute` may answer with the next attempt (the commit point). After it,
+a failure can only be told in the stream itself: an error object as the last event, and no end marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import msgspec
+
+from gateway import errors
+from gateway.deadline import within
+from gateway.errors import AttemptError, Broken, Phase
+from gateway.upstream.base import Reply
+from gateway.upstream.body import replace_fields
+from gateway.upstream.failures import classify_event
+from gateway.upstream.sse import DONE, Chunk, EventTooLarge, Splitter, decode_chunk, payload
+from router.types import Attempt, AttemptOutcome, AttemptRecord, Call, Usage
+
+FINISH_GRACE_S = 1.0  # after the finish reason: time for usage and end marker, which some servers never send
+LEFTOVER_S = 0.05  # after the end marker: time for the end of the HTTP body, so that its connection can be used again
+LEFTOVER_READS = 4
+
+
+class Stream(Protocol):
+    """What the pipeline hands to a surface: a whole body, or events to come."""
+
+    @property
+    def whole(self) -> bytes | None:
+        """The complete body, or None if `events` is to be read."""
+        ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Bytes for the caller as they come; never raises `AttemptError`: a failure is the last event."""
+        ...
+
+    def finish(self) -> None:
+        """The caller has all that it will get: note how it ended, give the slot back. Idempotent."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free the upstream, after `finish`. Idempotent, and completed even if cancelled meanwhile."""
+        ...
+
+
+class Whole:
+    """A complete answer; everything it needed has been given back already."""
+
+    __slots__ = ("whole",)
+
+    def __init__(self, body: bytes) -> None:
+        self.whole: bytes = body
+
+    async def events(self) -> AsyncIterator[bytes]:
+        yield self.whole
+
+    def finish(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """How events are passed on."""
+
+    request_id: str
+    hide_usage: bool  # the caller did not ask for the usage event that we asked for
+    rename: bytes | None  # JSON string to put in place of the model's name
+    idle_s: float
+    due: float  # time.monotonic(): the end of the attempt
+    choices: int = 1
+    record: bool = False  # keep the payloads for the cache
+
+
+class Live:
+    """A stream that still runs. Owns the upstream's reply and the concurrency slot (`release`)."""
+
+    __slots__ = (
+        "_chunks", "_closed", "_finished", "_held", "_relay", "_release", "_reply", "_splitter", "attempt", "content_events", "done",
+        "error", "finish_reason", "finished", "first_token", "last_token", "payloads", "record", "usage",
+    )  # fmt: skip
+    whole: bytes | None = None
+
+    def __init__(
+        self, attempt: Attempt, record: AttemptRecord, reply: Reply, relay: Relay, release: Callable[[], None]
+    ) -> None:
+        self.attempt, self.record = attempt, record
+        self._reply, self._relay, self._release = reply, relay, release
+        self._chunks = reply.chunks()
+        self._splitter = Splitter()
+        self._held: list[bytes] = []
+        self._closed = self._finished = False
+        self.payloads: list[bytes] = []
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.finished = 0  # choices with a finish reason
+        self.done = False  # the end marker came
+        self.content_events = 0
+        self.first_token = self.last_token = 0.0
+        self.error: AttemptError | None = None
+
+    async def begin(self) -> None:
+        """Read up to the first content token (or the end of an answer without any). Raises `AttemptError`."""
+        while not (self.content_events or self._complete):
+            data = await anext(self._chunks, b"")
+            if not data:
+                if last := self._take_rest():
+                    self._held.append(last)
+                if not (self.finish_reason or self.content_events or self.done):
+                    raise Broken("the stream ended before it said anything")
+                break
+            if out := self._take(data):
+                self._held.append(out)
+        self.first_token = self.first_token or time.monotonic()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        if self._held:
+            yield b"".join(self._held)
+            self._held.clear()
+        try:
+            while not self.done and (out := await self._next()) is not None:
+                if out:
+                    yield out
+        except AttemptError as exc:
+            if not self._complete:  # a fault after the finish reason costs nobody anything
+                self.error = exc
+                yield b"data: " + errors.body(exc, self._relay.request_id) + b"\n\n"
+                return
+        yield DONE
+
+    @property
+    def _complete(self) -> bool:
+        return self.done or self.finished >= self._relay.choices
+
+    async def _next(self) -> bytes | None:
+        """The next bytes for the caller, empty if there are none yet; None at a good end."""
+        wait = FINISH_GRACE_S if self._complete else self._relay.idle_s
+        idle_due = time.monotonic() + wait
+        phase: Phase = "idle" if idle_due < self._relay.due else "total"
+        async with within(min(idle_due, self._relay.due), phase):
+            data = await anext(self._chunks, b"")
+        if data:
+            return self._take(data)
+        if rest := self._take_rest():
+            return rest
+        if not (self.done or self.finish_reason):
+            raise Broken("the stream ended in the middle of the answer")
+        return None
+
+    def _take(self, data: bytes) -> bytes:
+        try:
+            events = self._splitter.feed(data)
+        except EventTooLarge as exc:
+            raise Broken("the model's server sent an event that is too large") from exc
+        if len(events) == 1:
+            return self._read(events[0])
+        out = []
+        for event in events:
+            if self.done:
+                break  # garbage after the end marker
+            out.append(self._read(event))
+        return b"".join(out)
+
+    def _take_rest(self) -> bytes:
+        rest = self._splitter.rest()
+        return self._read(rest.rstrip(b"\r\n") + b"\n\n") if rest.strip() and not self.done else b""
+
+    def _read(self, event: bytes) -> bytes:
+        """Note what one event says, and give the bytes to pass on (none for the end marker and hidden usage)."""
+        data = payload(event)
+        if data is None:
+            return event if self.content_events else b""  # a comment: keeps the line busy, once we have begun
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return b""
+        chunk = _decode(event, data)
+        self._note(chunk)
+        if self._relay.record:
+            self.payloads.append(data)
+        if chunk.is_usage_only and self._relay.hide_usage:
+            return b""
+        if self._relay.rename is not None and chunk.model is not None:
+            return b"data: " + replace_fields(data, {"model": self._relay.rename}) + b"\n\n"
+        return event
+
+    def _note(self, chunk: Chunk) -> None:
+        if chunk.usage is not None:
+            self.usage = chunk.usage.buckets()  # the last one counts: some servers repeat a growing total
+        if chunk.choices:
+            if chunk.has_content():
+                self.last_token = time.monotonic()
+                self.first_token = self.first_token or self.last_token
+                self.content_events += 1
+            if reason := chunk.finish_reason:
+                self.finish_reason = reason
+                self.finished += sum(1 for choice in chunk.choices if choice.finish_reason)
+
+    def finish(self) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        self._settle_record()
+        self._release()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await asyncio.shield(self._let_go())
+
+    async def _let_go(self) -> None:
+        if self.done and self.error is None:
+            try:
+                async with asyncio.timeout(LEFTOVER_S):
+                    for _ in range(LEFTOVER_READS):
+                        if not await anext(self._chunks, b""):
+                            break
+            except (TimeoutError, AttemptError):
+                pass
+        await self._reply.aclose()
+
+    def _settle_record(self) -> None:
+        record = self.record
+        record.ended = time.monotonic()
+        record.usage = self.usage
+        if self.error is not None:
+            record.outcome, record.error = self.error.outcome, str(self.error)
+        else:
+            record.outcome = AttemptOutcome.OK if self._complete or self.finish_reason else AttemptOutcome.CANCELLED
+
+
+def _decode(event: bytes, data: bytes) -> Chunk:
+    try:
+        chunk = decode_chunk(data)
+    except msgspec.MsgspecError as exc:
+        raise Broken("the model's server sent an event that cannot be read") from exc
+    if (error := chunk.error_object) is not None:
+        raise classify_event(error)
+    if event.startswith(b"event: error") or event.startswith(b"event:error"):
+        raise classify_event(data)
+    return chunk
+
+
+def relay_for(call: Call, attempt: Attempt, rename: bytes | None, due: float, record: bool) -> Relay:
+    hide = not call.wants_usage
+    return Relay(call.request_id, hide, rename, attempt.tier.timeouts.idle, due, call.n, record)
+

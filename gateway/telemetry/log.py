@@ -1,0 +1,36 @@
+"""The process's own log: JSON lines on stderr, for operators. Never a prompt, an answer, a key or an upstream's words."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Protocol
+
+import orjson
+import structlog
+
+
+class Log(Protocol):
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+def _dumps(value: Any, **_: Any) -> str:
+    return orjson.dumps(value, default=str).decode()
+
+
+def make_log(level: str = "info") -> Log:
+    """A logger of its own, without structlog's global configuration, so that ten apps can live in one process."""
+    log: Log = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_dumps),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+    )
+    return log
