@@ -116,7 +116,7 @@ async def _work(settings: Settings, loaded: Loaded, sock: socket.socket, log: Lo
     app = build_app(settings, loaded, log=log)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False,
+        http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False, proxy_headers=False,
         date_header=False, backlog=BACKLOG, timeout_keep_alive=75, timeout_graceful_shutdown=max(1, round(settings.grace_s)),
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -11,7 +11,7 @@ import msgspec
 from router.features import Features, features
 from router.names import Target, targets
 from router.policy import Policy, Route, Rule, When
-from router.types import Call, Decision
+from router.types import MODE_OF, Call, Decision
 
 MAX_REGEX_CHARS = 8192  # a rule's expression sees at most this much of the last user turn
 
@@ -39,7 +39,11 @@ class Decider:
         self._on_classifier_error = on_classifier_error
         self._rules = tuple(_Compiled(rule, _conditions(rule.when)) for rule in policy.rules)
         self.targets: Mapping[str, Target] = targets(policy)
-        self._usable = {name: _usable(policy, target) for name, target in self.targets.items() if target.route}
+        self._usable = {
+            (name, surface): _usable(policy, target.route, mode)
+            for name, target in self.targets.items() if target.route
+            for surface, mode in MODE_OF.items()
+        }  # fmt: skip
 
     def decide(self, call: Call, key: str) -> Decision:
         """The decision for a call that names a known model (`targets`). `key` is the name of the caller's API key."""
@@ -48,7 +52,7 @@ class Decider:
         seen = features(call)
         if route is None or route.tier is not None:
             return _fixed(target, seen)
-        tiers = self._usable[call.model]
+        tiers = self._usable[call.model, call.surface]
         if call.surface != "chat":
             return _decision(route, tiers[0], "default", f"{call.surface} are not judged by difficulty", seen)
         return self._choose(call, key, route, tiers, seen)
@@ -145,14 +149,13 @@ class LazyFeatures(Mapping[str, Any]):
         return len(self._features.as_mapping())
 
 
-def _usable(policy: Policy, target: Target) -> tuple[str, ...]:
-    """The tiers that a route may use, in order."""
-    route = target.route
-    assert route is not None
+def _usable(policy: Policy, route: Route, mode: str) -> tuple[str, ...]:
+    """The tiers that a route may use, in order: those with a deployment of this mode (all, where there is none)."""
     names = policy.tier_names
     low = names.index(route.min_tier) if route.min_tier else 0
     high = names.index(route.max_tier) if route.max_tier else len(names) - 1
-    return names[low : high + 1]
+    allowed = names[low : high + 1]
+    return tuple(name for name in allowed if any(one.mode == mode for one in policy.tiers[name].deployments)) or allowed
 
 
 def _conditions(when: When) -> tuple[Condition, ...]:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from router.health import Health
 from router.names import Target
 from router.policy import Deployment, Policy, Tier
-from router.types import Attempt, Call, Decision, Plan, Skipped
+from router.types import MODE_OF, Attempt, Call, Decision, Plan, Skipped
 
-_MODES = {"chat": "chat", "embeddings": "embedding"}
 ANSWER_RESERVE = 16  # tokens that an answer needs at the least
 
 
@@ -26,13 +25,14 @@ class Planner:
     def plan(self, decision: Decision, call: Call, target: Target) -> Plan:
         """Attempts in order. Those of deployments that cool down are left out, unless there is nobody else."""
         wanted, skipped = self._candidates(decision, call, target)
-        ready = tuple(attempt for attempt in wanted if self._health.ready(attempt.deployment.name))
-        if ready or not wanted:
-            resting = [attempt for attempt in wanted if attempt not in ready] if ready else []
-            skipped += [Skipped(one.tier.name, one.deployment.name, "cooling down") for one in resting]
-            return Plan(ready, tuple(skipped))
-        soonest = min(wanted, key=lambda attempt: self._health.ready_at(attempt.deployment.name))
-        return Plan((soonest,), tuple(skipped))
+        ready, resting = [], []
+        for attempt in wanted:
+            (ready if self._health.ready(attempt.deployment.name) else resting).append(attempt)
+        if resting and not ready:
+            ready = [min(resting, key=lambda attempt: self._health.ready_at(attempt.deployment.name))]
+            resting.remove(ready[0])
+        skipped += [Skipped(one.tier.name, one.deployment.name, "cooling down") for one in resting]
+        return Plan(tuple(ready), tuple(skipped))
 
     def _candidates(self, decision: Decision, call: Call, target: Target) -> tuple[list[Attempt], list[Skipped]]:
         wanted: list[Attempt] = []
@@ -40,7 +40,7 @@ class Planner:
         need = decision.prompt_tokens + min(call.max_output_tokens or ANSWER_RESERVE, ANSWER_RESERVE)
         for tier in self._tiers(decision, target):
             for deployment in self._ordered(tier):
-                if decision.only_deployment not in (None, deployment.name) or deployment.mode != _MODES[call.surface]:
+                if decision.only_deployment not in (None, deployment.name) or deployment.mode != MODE_OF[call.surface]:
                     continue
                 if deployment.context_window is not None and need > deployment.context_window:
                     reason = f"about {need} tokens do not fit into its {deployment.context_window}"

@@ -17,6 +17,7 @@ from router.policy import Deployment, Key, Tier
 
 Surface = Literal["chat", "embeddings"]
 ResponseFormat = Literal["text", "json_object", "json_schema"]
+MODE_OF: Mapping[Surface, Literal["chat", "embedding"]] = {"chat": "chat", "embeddings": "embedding"}
 CacheStatus = Literal["hit-exact", "hit-semantic", "miss", "bypass"]
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,8 +86,13 @@ class Reply:
         return (self.header("content-type") or "").startswith("text/event-stream")
 
     @cached_property
+    def decoded(self) -> bytes:
+        """The body, with the encoding undone that its header declares."""
+        return gzip.decompress(self.body) if self.header("content-encoding") == "gzip" else self.body
+
+    @cached_property
     def json(self) -> Any:
-        return json.loads(self.body)
+        return json.loads(self.decoded)
 
     @property
     def events(self) -> list[Event]:
@@ -283,11 +290,12 @@ class _Connection:
         reply.sse = events.sse
         try:
             await self._head(reply)
+            zipped, unzipped = reply.header("content-encoding") == "gzip", zlib.decompressobj(wbits=31)
             async for piece in self._body(reply):
                 at = time.monotonic() - reply.sent_at
                 reply.pieces.append((at, piece))
                 if reply.is_stream:
-                    events.feed(piece, at)
+                    events.feed(unzipped.decompress(piece) if zipped else piece, at)
                 if leave.wants_to(reply.events):
                     await self._leave(reply, leave)
                     break

@@ -48,7 +48,8 @@ class Process:
         self.policy = policy
         self.port = port or free_port()
         self.env = {name: os.environ[name] for name in KEPT if name in os.environ} | dict(env or {})
-        self.env |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
         self.arguments = [
             "serve", "--policy", str(policy), "--host", "127.0.0.1", "--port", str(self.port),
             "--workers", str(workers), "--grace", grace, "--log-level", log_level,

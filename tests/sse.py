@@ -137,14 +137,20 @@ class SseReader:
         self._name: str | None = None
 
     def feed(self, piece: bytes, at: float = 0.0) -> None:
-        for char_run in _lines(self._decode(piece)):
-            self._take(char_run, at)
+        for run in _lines(self._text(piece)):
+            self._take(run, at)
 
     def close(self) -> Sse:
         """The end of the body."""
-        self._decode(b"", True)
+        self._text(b"", final=True)
         self.sse.unfinished = "\n".join(self._data) + self._line
         return self.sse
+
+    def _text(self, piece: bytes, *, final: bool = False) -> str:
+        try:
+            return self._decode(piece, final)
+        except UnicodeDecodeError as exc:
+            raise SseError(f"bytes that are no UTF-8: {piece[:200]!r}") from exc
 
     def _take(self, run: str, at: float) -> None:
         if self._skip_lf and run == "\n":

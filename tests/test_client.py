@@ -38,7 +38,7 @@ def test_pieces_may_end_anywhere(size: int) -> None:
 
 def test_bytes_that_are_no_utf8_are_refused() -> None:
     """Replacement characters hide a character that was cut."""
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(SseError, match="UTF-8"):
         parse_sse(b"data: \xe5\x8c\n\n")
 
 

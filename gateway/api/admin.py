@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from gateway import errors
 from gateway.api.chat import read_chat
-from gateway.api.http import JSON, read_body, request_id
+from gateway.api.http import read_body, request_id
 from gateway.api.surface import check_model
 from gateway.errors import Forbidden, GatewayError, NotFound, UnknownModel
 from gateway.reload import Reloader
@@ -39,14 +39,14 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
     async def models(request: Request) -> Response:
         rt, key = caller(request)
         names = [name for name in targets(rt.policy) if allowed(key, name)]
-        return _json({"object": "list", "data": [_model(rt, name) for name in names]})
+        return _json(request, {"object": "list", "data": [_model(rt, name) for name in names]})
 
     @router.get("/v1/models/{name:path}", summary="One of them")
     async def model(name: str, request: Request) -> Response:
         rt, key = caller(request)
         if name not in rt.decider.targets or not allowed(key, name):
             raise UnknownModel("the model does not exist here; GET /v1/models lists them")
-        return _json(_model(rt, name))
+        return _json(request, _model(rt, name))
 
     @router.post("/v1/route", summary="The decision for a chat request, and its reasons; no model is called")
     async def route(request: Request) -> Response:
@@ -58,18 +58,18 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
         check_model(call.model, key, rt)
         decision = rt.decider.decide(call, key.name if key else "-")
         plan: Plan = rt.planner.plan(decision, call, rt.decider.targets[call.model])
-        return _json({"request_id": call.request_id, **explain(call, decision, plan)})
+        return _json(request, {"request_id": call.request_id, **explain(call, decision, plan)})
 
     @router.get("/health/live", summary="200 while the process runs")
-    async def live() -> Response:
-        return _json({"status": "ok"})
+    async def live(request: Request) -> Response:
+        return _json(request, {"status": "ok"})
 
     @router.get("/health/ready", summary="200 when requests can be answered, 503 while an embedded model still loads")
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         loading = [model for model, port in local_ports.items() if not await _listens(port)]
         state = {"status": "loading" if loading else "ok", "loading": loading,
                  "policy": reloader.current.policy.fingerprint}  # fmt: skip
-        return _json(state, 503 if loading else 200)
+        return _json(request, state, 503 if loading else 200)
 
     @router.get("/metrics", summary="Prometheus metrics")
     def metrics() -> Response:  # not async: rendering takes milliseconds, so it runs in a thread
@@ -81,7 +81,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
         if key is not None and not key.admin:
             raise Forbidden("this API key may not use /admin/; give it admin: true in the policy")
         problems = reloader.reload()
-        return _json({"reloaded": not problems, "problems": problems,
+        return _json(request, {"reloaded": not problems, "problems": problems,
                       "policy": reloader.current.policy.fingerprint}, 422 if problems else 200)  # fmt: skip
 
     return router
@@ -104,13 +104,18 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def _error(request: Request, exc: Exception, status: int | None = None) -> Response:
     call_id = request_id(dict(request.scope["headers"]).get(b"x-request-id"))
-    response = Response(errors.body(exc, call_id), status or errors.wire(exc).status, media_type="application/json")
-    response.headers["x-request-id"] = response.headers["x-tiergate-request-id"] = call_id
-    return response
+    return _named(call_id, errors.body(exc, call_id), status or errors.wire(exc).status)
 
 
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(data), status, media_type=JSON[1].decode())
+def _json(request: Request, data: Any, status: int = 200) -> Response:
+    call_id = request_id(dict(request.scope["headers"]).get(b"x-request-id"))
+    return _named(call_id, orjson.dumps(data), status)
+
+
+def _named(call_id: str, body: bytes, status: int) -> Response:
+    """Every response carries its request's id."""
+    headers = {"x-request-id": call_id, "x-tiergate-request-id": call_id}
+    return Response(body, status, headers, media_type="application/json")
 
 
 def _model(rt: Runtime, name: str) -> dict[str, Any]:

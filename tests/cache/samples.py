@@ -13,6 +13,7 @@ from router.types import CacheControl, Call, Usage
 
 ENGLISH = "What is the capital of France?"
 CHINESE = "法国的首都是哪里？"
+ABOUT = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "a"}
 
 
 def policy(exact: ExactCache | None = None, rules: tuple[Rule, ...] = (), **fields: Any) -> Policy:
@@ -43,6 +44,16 @@ def whole(text: str | None = "Paris", finish: str = "stop", **message: Any) -> b
     return orjson.dumps(
         {"id": "chatcmpl-1", "object": "chat.completion", "created": 7, "model": "a", "choices": [choice]}
     )
+
+
+def chunk(choices: list[dict[str, Any]], **fields: Any) -> bytes:
+    """The payload of one event of a stream."""
+    return orjson.dumps({**ABOUT, "choices": choices, **fields})
+
+
+def said(delta: dict[str, Any] | None = None, index: int = 0, finish: str | None = None, **fields: Any) -> bytes:
+    """The same, with one choice."""
+    return chunk([{"index": index, "delta": delta or {}, "finish_reason": finish, **fields}])
 
 
 def stored(text: str = "Paris", at: float = 0.0, answer: bytes | None = None) -> StoredAnswer:

@@ -171,12 +171,12 @@ async def official_sdk_parses(run: Run, name: str, scope: Scope) -> None:
     for reply in run.replies(scope.req_no):
         async with Upstream() as replay:
             headers = {"content-type": reply.header("content-type") or ""}
-            replay.script(Send(http(reply.status, headers, reply.body)))
+            replay.script(Send(http(reply.status, headers, reply.decoded)))
             assert_same(_text(reply), await _through_sdk(replay.url, stream=reply.is_stream), "text that the SDK reads")
 
 
 def _text(reply: Reply) -> str:
-    return parse_sse(reply.body).text if reply.is_stream else str(reply.text)
+    return parse_sse(reply.decoded).text if reply.is_stream else str(reply.text)
 
 
 async def _through_sdk(url: str, *, stream: bool) -> str:

@@ -135,7 +135,7 @@ class _Running:
         self._sock.close()
 
 
-class _no_signals:  # noqa: N801
+class _no_signals:
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 

@@ -25,7 +25,7 @@ SHAPE = [
     case("misspelt key", THREE + "routs: {}\n", 6, "routs", "unknown key; did you mean routes?"),
     case("unlike any key", THREE + "zzz: 1\n", 6, "zzz", "unknown key; known keys: version, tiers"),
     case("deep misspelt key", "version: 1\ntiers:\n  small:\n    deployments: [{name: a, model: local/a}]\n    timeouts:\n      idel: 5s\n", 6, "tiers.small.timeouts.idel", "did you mean idle?"),
-    case("price key", deployment("{name: a, model: local/a, price: {in: 1, output: 1, input: 1}}"), 4, "tiers.small.deployments[0].price.in", "did you mean input?"),
+    case("price key", deployment("{name: a, model: local/a, price: {inputs: 1, output: 1, input: 1}}"), 4, "tiers.small.deployments[0].price.inputs", "did you mean input?"),
     case("name in a tier", "version: 1\ntiers:\n  small:\n    name: x\n    deployments: [{name: a, model: local/a}]\n", 4, "tiers.small.name", "the key above is the name"),
     case("missing version", "tiers:\n  small: {deployments: [{name: a, model: local/a}]}\n", 1, "version", "is missing"),
     case("missing model", deployment("{name: a}"), 4, "tiers.small.deployments[0].model", "is missing"),
