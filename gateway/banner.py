@@ -40,8 +40,11 @@ def _lines(loaded: Loaded, settings: Settings, port: int) -> Iterator[str]:
 
 def _features(policy: Policy) -> Iterator[str]:
     exact = policy.cache.exact
-    scope = "shared by all keys" if exact and exact.shared else "for each API key"
-    yield f"  on   cache    exact, in memory, {format_duration(exact.ttl)}, {scope}" if exact else "  off  cache    not in the policy"
+    if exact is None:
+        yield "  off  cache    not in the policy"
+    else:
+        scope = "shared by all keys" if exact.shared else "for each API key"
+        yield f"  on   cache    exact, in memory, {format_duration(exact.ttl)}, {scope}"
     judged = [route.name for route in policy.routes.values() if route.tier is None]
     yield f"  on   classifier for {', '.join(judged)}" if judged else "  off  classifier no route chooses by difficulty"
     if policy.keys:

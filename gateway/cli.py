@@ -32,10 +32,10 @@ def _duration(text: str) -> float:
 @app.command()
 def serve(
     policy: PolicyFile = DEFAULT_POLICY,
-    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs keys in the policy.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; not loopback: needs keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 4000,
     workers: Annotated[int, typer.Option(min=1, max=256)] = 1,
-    grace: Annotated[float, typer.Option(parser=_duration, metavar="DURATION", help="Time for open requests at a stop.")] = "30s",  # type: ignore[assignment]
+    grace: Annotated[str, typer.Option(metavar="DURATION", help="Time that open requests get at a stop.")] = "30s",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Start the gateway."""
@@ -46,7 +46,7 @@ def serve(
         _used_wrong(f"--log-level {log_level}: is not debug, info, warning or error")
     loaded = _loaded(policy)
     try:
-        code = serve(Settings(str(policy), host, port, workers, grace, log_level), loaded)
+        code = serve(Settings(str(policy), host, port, workers, _duration(grace), log_level), loaded)
     except ServeError as exc:
         _found_wrong(str(exc))
     raise typer.Exit(code)

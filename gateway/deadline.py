@@ -9,7 +9,7 @@ from types import TracebackType
 from gateway.errors import Phase, TimedOut
 
 
-class within:  # noqa: N801  (reads as a preposition: `async with within(due, "idle")`)
+class within:  # lower case: it reads as a preposition, `async with within(due, "idle")`
     """Raise `TimedOut(phase)` if the block still runs at `due` (time.monotonic() seconds)."""
 
     __slots__ = ("_cancelling", "_due", "_fired", "_handle", "_phase", "_task")

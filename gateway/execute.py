@@ -66,9 +66,7 @@ class Executor:
                 break
         raise Exhausted(tuple(causes))
 
-    async def _step(
-        self, attempt: Attempt, call: Call, outcome: Outcome, causes: list[AttemptError]
-    ) -> Stream | None:
+    async def _step(self, attempt: Attempt, call: Call, outcome: Outcome, causes: list[AttemptError]) -> Stream | None:
         """One deployment, with its retries. None: on to the next."""
         for retry in itertools.count():
             record = AttemptRecord(attempt.tier.name, attempt.deployment.name, time.monotonic(), retry)
@@ -138,15 +136,14 @@ class Executor:
         outcome.first_token = live.first_token
         return live
 
-    async def _whole(
-        self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float
-    ) -> bytes:
+    async def _whole(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float) -> bytes:
         timeouts = attempt.tier.timeouts
         byte_due = min(due, time.monotonic() + (timeouts.first_byte or timeouts.total))
         reply = None
         try:
             async with within(byte_due, "first_byte" if byte_due < due else "total"):
-                reply = await self._upstreams[attempt.deployment.name].open(call, attempt, rewrite(call, attempt.deployment))
+                upstream = self._upstreams[attempt.deployment.name]
+                reply = await upstream.open(call, attempt, rewrite(call, attempt.deployment))
             async with within(due, "total"):
                 body = await reply.read()
             record.status, record.ended = 200, time.monotonic()
@@ -156,7 +153,7 @@ class Executor:
                 await asyncio.shield(reply.aclose())
         record.outcome, record.usage, record.first_token = AttemptOutcome.OK, answer.usage, record.ended
         outcome.first_token, outcome.finish_reason = record.ended, answer.finish_reason
-        self._health.succeeded(attempt.deployment.name)
+        praised(self._health, self._metrics, attempt)
         if (name := rename(call, outcome)) is not None and answer.model is not None:
             return replace_fields(body, {"model": name})
         return body
@@ -177,6 +174,13 @@ def blamed(health: Health, metrics: Metrics, attempt: Attempt, exc: AttemptError
     """Count a failure against its deployment, where it is the deployment's."""
     if exc.blame and health.failed(attempt.deployment.name, attempt.tier.cooldown, exc.retry_after):
         metrics.cooldowns.labels(attempt.tier.name, attempt.deployment.name).inc()
+        metrics.ready.labels(attempt.tier.name, attempt.deployment.name).set(0)
+
+
+def praised(health: Health, metrics: Metrics, attempt: Attempt) -> None:
+    """Count a good answer for its deployment: whatever was held against it is forgotten."""
+    if health.succeeded(attempt.deployment.name):
+        metrics.ready.labels(attempt.tier.name, attempt.deployment.name).set(1)
 
 
 def rename(call: Call, outcome: Outcome) -> bytes | None:

@@ -10,7 +10,7 @@ from cache.answer import replay
 from cache.lookup import Lead, Recalled
 from gateway.runtime import Runtime
 from gateway.stream import Stream, Whole
-from router.types import Call, Grant, Outcome
+from router.types import Call, Outcome
 
 
 async def answer(call: Call, outcome: Outcome, rt: Runtime, may_wait: Callable[[], None]) -> Served:

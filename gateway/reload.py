@@ -65,7 +65,7 @@ class Reloader:
         """Reload whenever the file is another one than before (edited, replaced, or a mounted ConfigMap swapped)."""
         while True:
             await asyncio.sleep(every_s)
-            if (stamp := _stamp(self._path)) not in (None, self._seen):
+            if _stamp(self._path) not in (None, self._seen):
                 self.reload()
 
     def reload_on_signal(self) -> None:

@@ -54,7 +54,7 @@ class Runtime:
         self.cache: Cache = (
             previous.cache.replaced(policy.cache.exact) if previous else Cache(policy.cache.exact, self._count_cache)
         )
-        self.request_log = RequestLogWriter(policy.log)
+        self.request_log = RequestLogWriter(policy.log, metrics.log_dropped.inc)
         self._upstreams = _upstreams(policy, equipment)
         self._by_deployment = {
             deployment.name: self._upstreams["openai" if deployment.provider in OPENAI_PROVIDERS else "litellm"]
@@ -63,6 +63,9 @@ class Runtime:
         }
         self.executor = Executor(self._by_deployment, slots(policy, metrics), self.health, metrics, log)
         self.settler = Settler(policy, metrics, self.health, self.request_log, log)
+        for tier in policy.tiers.values():
+            for deployment in tier.deployments:
+                metrics.ready.labels(tier.name, deployment.name).set(1)
         self._calls = 0
         self._retired = False
         self._idle = asyncio.Event()
@@ -136,7 +139,7 @@ def _upstreams(policy: Policy, equipment: Equipment) -> Mapping[str, Upstream]:
     made: dict[str, Upstream] = {"openai": OpenAIUpstream(policy, equipment.local_ports)}
     providers = {deployment.provider for tier in policy.tiers.values() for deployment in tier.deployments}
     if not providers <= set(OPENAI_PROVIDERS):
-        from gateway.upstream.litellm import LiteLLMUpstream  # noqa: PLC0415 - only for a policy that needs it
+        from gateway.upstream.litellm import LiteLLMUpstream  # only for a policy that needs it
 
         made["litellm"] = LiteLLMUpstream()
     return made

@@ -63,7 +63,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 def _loop_factory() -> Any:
     try:
-        import uvloop  # noqa: PLC0415 - absent on Windows
+        import uvloop  # absent on Windows
     except ImportError:
         return None
     return uvloop.new_event_loop
@@ -100,7 +100,8 @@ async def _supervise(settings: Settings, loaded: Loaded, sock: socket.socket) ->
     try:
         ports = dict(await models.start_children())
         settings = msgspec.structs.replace(settings, local_ports=ports)
-        print(banner(loaded, settings, settings.port), file=sys.stderr, flush=True)
+        sys.stderr.write(banner(loaded, settings, settings.port))
+        sys.stderr.flush()
         warming = asyncio.create_task(models.supervise())
         try:
             if settings.workers == 1:
@@ -115,9 +116,9 @@ async def _supervise(settings: Settings, loaded: Loaded, sock: socket.socket) ->
 async def _work(settings: Settings, loaded: Loaded, sock: socket.socket, log: Log) -> int:
     app = build_app(settings, loaded, log=log)
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False, proxy_headers=False,
-        date_header=False, backlog=BACKLOG, timeout_keep_alive=75, timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+        app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False,
+        date_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.grace_s)),
     )  # fmt: skip
     server = uvicorn.Server(config)
     app.reloader.reload_on_signal()
@@ -130,7 +131,7 @@ async def _work(settings: Settings, loaded: Loaded, sock: socket.socket, log: Lo
 
 async def _stop_when_orphaned(server: uvicorn.Server) -> None:
     parent = os.getppid()
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(1)
     server.should_exit = True
 
@@ -191,6 +192,6 @@ class _Crew:
 
 
 def _forget_gauges(pid: int, folder: str) -> None:
-    from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415 - only with several workers
+    from prometheus_client.multiprocess import mark_process_dead  # only with several workers
 
     mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]

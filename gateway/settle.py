@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from cache.answer import StoredAnswer, assemble
+from cache.answer import StoredAnswer
 from cache.lookup import Lead
-from gateway.execute import blamed
+from gateway.execute import blamed, praised
 from gateway.stream import Live, Stream, Whole
 from gateway.telemetry.cost import cost_usd
 from gateway.telemetry.log import Log
@@ -73,7 +73,7 @@ class Settler:
                 outcome=live.error.outcome, error=str(live.error),
             )  # fmt: skip
         elif record.outcome is AttemptOutcome.OK:
-            self._health.succeeded(record.deployment)
+            praised(self._health, self._metrics, live.attempt)
         if live.content_events > 1:
             gap = (live.last_token - live.first_token) / (live.content_events - 1)
             self._metrics.served(*_served_by(outcome)).per_token.observe(gap)
@@ -95,7 +95,7 @@ class Settler:
     def _keep(self, outcome: Outcome, stream: Stream | None, lead: Lead | None) -> None:
         if lead is None or stream is None or outcome.status != 200 or outcome.error is not None:
             return
-        body = stream.whole if isinstance(stream, Whole) else _assembled(stream)
+        body = stream.assembly.whole() if isinstance(stream, Live) and stream.assembly else stream.whole
         if body is None:
             return
         usage = outcome.usage or Usage()
@@ -176,10 +176,6 @@ def _count_tokens(usage: Usage, served: Served) -> None:
     ):  # fmt: skip
         if tokens:
             counter.inc(tokens)
-
-
-def _assembled(stream: Stream) -> bytes | None:
-    return assemble(stream.payloads) if isinstance(stream, Live) and stream.error is None else None
 
 
 def _baseline_price(policy: Policy) -> Price | None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from cache.answer import Assembly
 from gateway import errors
 from gateway.deadline import within
 from gateway.errors import AttemptError, Broken, Phase
@@ -76,15 +77,16 @@ class Relay(msgspec.Struct, frozen=True):
     idle_s: float
     due: float  # time.monotonic(): the end of the attempt
     choices: int = 1
-    record: bool = False  # keep the payloads for the cache
+    record: bool = False  # the answer may be stored
 
 
 class Live:
     """A stream that still runs. Owns the upstream's reply and the concurrency slot (`release`)."""
 
     __slots__ = (
-        "_chunks", "_closed", "_finished", "_held", "_relay", "_release", "_reply", "_splitter", "attempt", "content_events", "done",
-        "error", "finish_reason", "finished", "first_token", "last_token", "payloads", "record", "usage",
+        "_chunks", "_closed", "_finished", "_held", "_relay", "_release", "_reply", "_splitter", "assembly",
+        "attempt", "content_events", "done", "error", "finish_reason", "finished", "first_token", "last_token",
+        "record", "usage",
     )  # fmt: skip
     whole: bytes | None = None
 
@@ -97,7 +99,7 @@ class Live:
         self._splitter = Splitter()
         self._held: list[bytes] = []
         self._closed = self._finished = False
-        self.payloads: list[bytes] = []
+        self.assembly = Assembly() if relay.record else None  # puts the whole answer together, for the cache
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.finished = 0  # choices with a finish reason
@@ -182,13 +184,12 @@ class Live:
             return b""
         chunk = _decode(event, data)
         self._note(chunk)
-        if self._relay.record:
-            self.payloads.append(data)
-        if chunk.is_usage_only and self._relay.hide_usage:
-            return b""
         if self._relay.rename is not None and chunk.model is not None:
-            return b"data: " + replace_fields(data, {"model": self._relay.rename}) + b"\n\n"
-        return event
+            data = replace_fields(data, {"model": self._relay.rename})
+            event = b"data: " + data + b"\n\n"
+        if self.assembly is not None:
+            self.assembly.add(data)
+        return b"" if chunk.is_usage_only and self._relay.hide_usage else event
 
     def _note(self, chunk: Chunk) -> None:
         if chunk.usage is not None:
@@ -242,7 +243,7 @@ def _decode(event: bytes, data: bytes) -> Chunk:
         raise Broken("the model's server sent an event that cannot be read") from exc
     if (error := chunk.error_object) is not None:
         raise classify_event(error)
-    if event.startswith(b"event: error") or event.startswith(b"event:error"):
+    if event.startswith((b"event: error", b"event:error")):
         raise classify_event(data)
     return chunk
 
@@ -250,4 +251,3 @@ def _decode(event: bytes, data: bytes) -> Chunk:
 def relay_for(call: Call, attempt: Attempt, rename: bytes | None, due: float, record: bool) -> Relay:
     hide = not call.wants_usage
     return Relay(call.request_id, hide, rename, attempt.tier.timeouts.idle, due, call.n, record)
-

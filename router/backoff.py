@@ -9,7 +9,9 @@ from email.utils import parsedate_to_datetime
 from router.policy import Backoff
 
 
-def delay(retry: int, backoff: Backoff, uniform: Callable[[float, float], float], retry_after: float | None) -> float | None:
+def delay(
+    retry: int, backoff: Backoff, uniform: Callable[[float, float], float], retry_after: float | None
+) -> float | None:
     """Seconds before retry number `retry` (1, 2, ...), or None where retrying is pointless.
 
     Exponential with full jitter (uniform in [0, initial * 2**(retry - 1)], capped). An upstream's own hint wins; one

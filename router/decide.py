@@ -33,7 +33,9 @@ class _Compiled(msgspec.Struct, frozen=True):
 class Decider:
     """A policy's names and rules, compiled before any traffic."""
 
-    def __init__(self, policy: Policy, classifier: Classifier, on_classifier_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, policy: Policy, classifier: Classifier, on_classifier_error: Callable[[BaseException], None]
+    ) -> None:
         self._tiers = policy.tier_names
         self._classifier = classifier
         self._on_classifier_error = on_classifier_error

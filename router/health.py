@@ -34,9 +34,9 @@ class Health:
         breaker = self._breakers.get(deployment)
         return breaker.until if breaker else 0.0
 
-    def succeeded(self, deployment: str) -> None:
-        if self._breakers:
-            self._breakers.pop(deployment, None)
+    def succeeded(self, deployment: str) -> bool:
+        """Note a good answer. True if failures had been noted before."""
+        return bool(self._breakers) and self._breakers.pop(deployment, None) is not None
 
     def failed(self, deployment: str, cooldown: Cooldown | None, retry_after: float | None = None) -> bool:
         """Note a failure that the deployment is to blame for. True if it is cooling down from now on."""

@@ -165,9 +165,9 @@ class Outcome:
     """
 
     __slots__ = (
-        "attempts", "baseline_usd", "cache", "cache_age_s", "cached_route", "call", "cost_usd", "decision", "deployment", "ended",
-        "error", "finish_reason", "first_byte", "first_token", "grant", "keep", "model", "settled", "started", "status",
-        "tier", "upstream_s", "usage",
+        "attempts", "baseline_usd", "cache", "cache_age_s", "cached_route", "call", "cost_usd", "decision",
+        "deployment", "ended", "error", "finish_reason", "first_byte", "first_token", "grant", "keep", "model",
+        "settled", "started", "status", "tier", "upstream_s", "usage",
     )  # fmt: skip
 
     def __init__(self, call: Call, grant: Grant, started: float | None = None) -> None:

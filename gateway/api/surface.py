@@ -35,7 +35,9 @@ from router.types import CacheControl, Call, Grant, Outcome, Surface
 class Reader(Protocol):
     """A surface's own parsing."""
 
-    def __call__(self, body: bytes, request_id: str, headers: Mapping[str, str], cache_control: CacheControl, /) -> Call: ...
+    def __call__(
+        self, body: bytes, request_id: str, headers: Mapping[str, str], cache_control: CacheControl, /
+    ) -> Call: ...
 
 
 class SurfaceApp:

@@ -1,4 +1,4 @@
-"""The process's own log: JSON lines on stderr, for operators. Never a prompt, an answer, a key or an upstream's words."""
+"""The process's own log: JSON lines on stderr. Never a prompt, an answer, a key or an upstream's words."""
 
 from __future__ import annotations
 

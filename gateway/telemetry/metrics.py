@@ -107,17 +107,23 @@ class Metrics:
         self.queue_rejected = counter(
             "queue_rejected_total", "Calls that found no slot. reason: full, timeout", "tier", "deployment", "reason"
         )
-        self.decisions = counter("decisions_total", "Decisions. by: rule, difficulty, fixed, default", "route", "tier", "by")
-        self.difficulty = histogram("difficulty", "Difficulty of the requests that the classifier judged", TENTHS, "route")
+        self.decisions = counter(
+            "decisions_total", "Decisions. by: rule, difficulty, fixed, default", "route", "tier", "by"
+        )
+        self.difficulty = histogram("difficulty", "Difficulty of requests, as the classifier judged", TENTHS, "route")
         self.classifier_errors = counter("classifier_errors_total", "Requests that went to the default tier for it")
         self.cooldowns = counter("cooldowns_total", "Times that a deployment was left alone", "tier", "deployment")
-        self.truncated = counter("stream_truncated_total", "Streams that broke after the first token", "tier", "deployment")
+        self.truncated = counter(
+            "stream_truncated_total", "Streams that broke after the first token", "tier", "deployment"
+        )
         self.prompt_truncation = counter(
             "prompt_truncation_suspected_total", "Answers whose reported prompt is far shorter than the one sent",
             "tier", "deployment",
         )  # fmt: skip
         self.reloads = counter("policy_reloads_total", "Policy reloads. result: ok, failed", "result")
-        self.policy_info = gauge("policy_info", "1 for the policy in use, by its fingerprint", "fingerprint", mode="max")
+        self.policy_info = gauge(
+            "policy_info", "1 for the policy in use, by fingerprint", "fingerprint", mode="livemax"
+        )
         self.ready = gauge("deployment_ready", "1: in use; 0: cooling down", "tier", "deployment", mode="livemin")
         self.log_dropped = counter("request_log_dropped_total", "Request-log lines that could not be written")
         # Children are looked up once: `labels()` costs as much as the update itself.

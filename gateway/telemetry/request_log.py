@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -89,11 +90,11 @@ def _ms(start: float, end: float | None) -> float | None:
 
 
 class RequestLogWriter:
-    """Lines into a buffer, the buffer to its file twice a blink and at the end. A full disk loses lines, not requests."""
+    """Lines into a buffer, the buffer to its file every `FLUSH_S`. A full disk loses lines, no request."""
 
-    def __init__(self, policy: RequestLog) -> None:
+    def __init__(self, policy: RequestLog, on_drop: Callable[[int], None]) -> None:
         self.prompts = policy.prompts
-        self.dropped = 0
+        self._on_drop = on_drop
         self._buffer: list[bytes] = []
         self._size = 0
         self._file: BinaryIO | None = _open(policy.path)
@@ -119,7 +120,7 @@ class RequestLogWriter:
         except (OSError, ValueError):
             if self._size < MAX_BUFFER_BYTES:
                 return
-            self.dropped += len(self._buffer)
+            self._on_drop(len(self._buffer))
         self._buffer.clear()
         self._size = 0
 

@@ -20,8 +20,9 @@ from router.backoff import parse_retry_after
 _TOO_LONG = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|context length of|context window|"
     r"(?:available|model's?) context (?:size|length)|longer than the model|prompt is too long|input is too long|"
-    r"inputs? tokens? \+ |input token count|too many (?:input )?tokens|range of input length|exceeds? the max(?:imum)?[ _]"
-    r"(?:number of tokens|model[ _]len|input)|max_model_len|prompt too long|上下文长度|输入过长|超过.{0,12}(?:长度|token)"
+    r"inputs? tokens? \+ |input token count|too many (?:input )?tokens|range of input length|max_model_len|"
+    r"exceeds? the max(?:imum)?[ _](?:number of tokens|model[ _]len|input)|prompt too long|"
+    r"上下文长度|输入过长|超过.{0,12}(?:长度|token)"
 )
 _WINDOW = re.compile(
     r"(?:context (?:length|size|window)(?: of| is|:)?\s*\(?|> |maximum of |limit of |n_ctx\D{0,4}|max(?:imum)? is )"

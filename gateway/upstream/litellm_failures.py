@@ -55,6 +55,7 @@ MEANINGS: Mapping[str, Meaning] = MappingProxyType({
     "litellm.exceptions.UnprocessableEntityError": "refused",
     "litellm.exceptions.GuardrailRaisedException": "refused",
     "litellm.exceptions.BlockedPiiEntityError": "refused",
+    "litellm.exceptions.SensitiveDataRouteException": "refused",
     "litellm.exceptions.BadGatewayError": "broken",
     "litellm.exceptions.InternalServerError": "broken",
     "litellm.exceptions.APIError": "broken",
@@ -75,6 +76,8 @@ _STATUS_ERRORS = frozenset(("httpx.HTTPStatusError", "openai.APIStatusError"))
 _MOST_LINKS = 12
 _PARAMETERS = re.compile(r"parameters: \[([^\]]*)\]")
 _RETRY_DELAY = re.compile(rb'"retryDelay":\s*"(\d+(?:\.\d+)?)s"')  # Gemini's Retry-After
+_BAD_KEY = re.compile(rb"API_KEY_INVALID|API key not valid|API key expired")  # Google says 400 to a wrong key
+_NO_PROVIDER = "LLM Provider NOT provided"  # said of a model name whose provider LiteLLM does not know
 _PREFIX = re.compile(r"^(?:litellm\.\w+: |\w+(?:Exception|Error)(?: - |: ))+")
 
 
@@ -94,7 +97,7 @@ def failure(exc: BaseException, secrets: tuple[str, ...] = ()) -> GatewayError:
         return Unreachable("the model's server cannot be reached")
     response = next((found for link in links if (found := _response(link)) is not None), None)
     if meaning == "unsupported":
-        return _unsupported(str(exc))
+        return _unsupported(_message(exc))
     if response is not None and response.status >= 400:
         return _answered(response, meaning, secrets)
     return _unanswered(links, meaning, secrets)
@@ -112,6 +115,8 @@ def _answered(response: Response, meaning: Meaning, secrets: tuple[str, ...]) ->
         headers.setdefault("retry-after", delay[1].decode())
         if status == 429:  # Gemini words a limit per minute like a used-up account, but says when to come back
             return Overloaded("the model is overloaded or rate limited", status=status, retry_after=float(delay[1]))
+    if status == 400 and _BAD_KEY.search(body):
+        return _verdict("misconfigured", "", status, b"")
     if meaning in _VERDICTS and status < 500 and status != 429:
         return _verdict(meaning, error_text(body), status, body)
     return classify(status, headers, body)
@@ -135,6 +140,8 @@ def _unanswered(links: tuple[BaseException, ...], meaning: Meaning, secrets: tup
     status = next((code for link in reversed(links) if (code := _status(link)) is not None), None)
     if meaning == "timed_out":
         return TimedOut("total")
+    if meaning == "refused" and text.startswith(_NO_PROVIDER):
+        meaning = "misconfigured"
     if meaning in _VERDICTS:
         return _verdict(meaning, text, status or 400, b"")
     if meaning == "refused":

@@ -93,9 +93,7 @@ class OpenAIUpstream:
     async def _post(self, endpoint: Endpoint, url: URL, body: bytes) -> aiohttp.ClientResponse:
         post = self._client().post
         try:
-            return await post(
-                url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False
-            )
+            return await post(url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             if not _reused.get():
                 raise

@@ -57,11 +57,6 @@ class Cell(msgspec.Struct, frozen=True):
     foreign_cpu: float = 0.0  # cores that neither target, upstream nor load used: other work on this machine
     failed: str = ""  # why there are no figures
 
-    @property
-    def cpu_ms(self) -> float | None:
-        """CPU time of the target for one request, in ms (which is seconds for a thousand)."""
-        return 1000 * self.cpu_s / self.requests if self.requests else None
-
 
 class Bench(msgspec.Struct, frozen=True):
     """What all cells of a run share."""
@@ -105,7 +100,10 @@ class Loadgen(msgspec.Struct, frozen=True):
 
 
 def measure(target: Target, spot: Spot, bench: Bench, pids: Sequence[int]) -> Cell:
-    """Put the load on; `pids` are the target's processes. Load and upstream have core 1, or both with several workers."""
+    """Put the load on; `pids` are the target's processes.
+
+    Load and upstream have core 1; both cores where the target has both.
+    """
     cores = {0, 1} if target.workers > 1 else {1}
     os.sched_setaffinity(bench.upstream, cores)
     # the upstream alone: the load takes the core that the target leaves free
@@ -118,9 +116,7 @@ def measure(target: Target, spot: Spot, bench: Bench, pids: Sequence[int]) -> Ce
     known = cpu_s([bench.upstream]) - upstream + _children_s() - children + (used if target.command else 0.0)
     foreign = max(0.0, machine_cpu_s() - busy - known) / wall
     cell = read_output(spot.kind, output)
-    return msgspec.structs.replace(
-        cell, cpu_s=round(used, 3), rss_mb=memory(pids).rss, foreign_cpu=round(foreign, 2)
-    )
+    return msgspec.structs.replace(cell, cpu_s=round(used, 3), rss_mb=memory(pids).rss, foreign_cpu=round(foreign, 2))
 
 
 def load_command(target: Target, spot: Spot, bench: Bench) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import time
 import urllib.error
@@ -47,12 +48,16 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name in reversed(list(self._running)):
             self._end(name)
 
     def start(self, target: Target) -> Startup:
         """Start it and wait for its first 200. Raises `NotReady`; then nothing of it is left."""
+        if _is_taken(target.port):  # the answers would be somebody else's
+            raise NotReady(f"port {target.port} is taken; choose others with --port")
         began = time.monotonic()
         output = self._work / f"{target.name}.log"
         with output.open("wb") as log:
@@ -76,6 +81,11 @@ class Crew:
 
     def _end(self, name: str) -> None:
         stop(self._running.pop(name))
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _wait_for_answer(target: Target, process: subprocess.Popen[bytes], end: float) -> None:

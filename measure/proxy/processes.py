@@ -24,8 +24,12 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def start(
-    command: Sequence[str], output: IO[bytes] | int, nice: int = 0, *,
-    cores: str = "", environ: Mapping[str, str] | None = None,
+    command: Sequence[str],
+    output: IO[bytes] | int,
+    nice: int = 0,
+    *,
+    cores: str = "",
+    environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """A process in a session of its own, on these cores ("0", "0,1"; empty: any), with this scheduling weight."""
     pinned = ["taskset", "-c", cores, *command] if cores else list(command)

@@ -49,7 +49,13 @@ def targets(place: Place) -> dict[str, Target]:
     """All targets there are, by name. Writes their configuration files into `place.work`."""
     return {
         target.name: target
-        for target in (Target("direct", place.port), *_nginx(place), *_litellm(place), _portkey(place), *_tiergate(place))
+        for target in (
+            Target("direct", place.port),
+            *_nginx(place),
+            *_litellm(place),
+            _portkey(place),
+            *_tiergate(place),
+        )
     }
 
 
@@ -134,5 +140,7 @@ def _config(place: Place, name: str, template: str, **values: str) -> str:
     """The path of a configuration file made from a template of this folder."""
     path = place.work / f"{name}-{template}"
     text = Template((HERE / template).read_text())
-    path.write_text(text.substitute(values, WORK=str(place.work), NAME=name, UPSTREAM=str(place.port), STREAM=STREAM_MODEL))
+    path.write_text(
+        text.substitute(values, WORK=str(place.work), NAME=name, UPSTREAM=str(place.port), STREAM=STREAM_MODEL)
+    )
     return str(path)

@@ -23,6 +23,8 @@ TRAINABLE = (
     "belle_eval", "self_instruct_user", "sql_eval", "role_prompts_zh",
 )  # fmt: skip
 EVERYDAY = "everyday_pairs"
+SEED = "everyday_seed"
+JUDGED = (EVERYDAY, SEED)  # ours: a tier by judgement in place of outcomes
 LABELS = {"small": 0.05, "medium": 0.52, "large": 0.95}
 """What a judged tier says about difficulty: the probability that the small tier's answer is not good enough."""
 
@@ -110,3 +112,20 @@ def fingerprint(rows: Iterable[Row]) -> str:
         told = (row.id, row.call.text, row.weak, row.strong, row.small, row.expected_tier)
         digest.update(repr(told).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def read_seed(folder: Path) -> list[Row]:
+    """Requests of our own: each line of everyday_seed.tsv is a tier and one request in English and in Chinese."""
+    rows: list[Row] = []
+    for number, line in enumerate((folder / f"{SEED}.tsv").read_text(encoding="utf-8").splitlines()):
+        tier, *prompts = line.split("\t")
+        for lang, prompt in zip(("en", "zh"), prompts, strict=True):
+            record = {"id": f"{SEED}:{number}:{lang}", "source": SEED, "lang": lang, "prompt": prompt}
+            rows.append(_row(record | {"expected_tier": tier, "pair": f"{SEED}:{number}"}, {}))
+    return rows
+
+
+def read_training(folder: Path) -> list[Row]:
+    """Everything to train on in a folder; without a seed file of its own, ours is used."""
+    seed = folder if (folder / f"{SEED}.tsv").exists() else DEFAULT_DATA
+    return [*read(folder, ("train", "traffic_train", EVERYDAY)), *read_seed(seed)]

@@ -7,14 +7,20 @@ broken at random. AUC is the chance that of two prompts the right one scores hig
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from router.training.data import Row
+from router.difficulty import Classifier
+from router.features import features
+from router.training.data import DEFAULT_DATA, Row, read
 
 Floats = npt.NDArray[np.float64]
 THRESHOLDS = (0.35, 0.70)  # the policy's defaults: from here medium, from here large
@@ -122,3 +128,56 @@ def compare(rows: Sequence[Row], judged: Sequence[Row], scorers: Mapping[str, Sc
         name: {"outcomes": outcomes(rows, score(rows)), "everyday": everyday(judged, score(judged))}
         for name, score in scorers.items()
     }
+
+
+def by_classifier(classifier: Classifier) -> Scorer:
+    def score(rows: Sequence[Row]) -> Floats:
+        return np.array([classifier.difficulty(features(row.call)) for row in rows])
+
+    return score
+
+
+def split_rows(folder: Path, split: str) -> tuple[list[Row], list[Row]]:
+    """Rows with outcomes, and everyday requests with an expected tier, of one split; neither is trained on."""
+    judged = [row for row in read(folder, (f"traffic_{split}",)) if row.expected_tier]
+    return read(folder, (split,)), judged
+
+
+def table(compared: Mapping[str, Any]) -> str:
+    """`compare`'s result for people: a line a scorer, then APGR by source."""
+    lines = ["scorer        APGR  mean of sources  AUC gain  AUC fails  cal. error  everyday AUC en / zh  exact en / zh"]
+    for name, found in compared.items():
+        measured, judged = found["outcomes"], found["everyday"]
+        lines.append(
+            f"{name:<12} {measured['apgr']:.3f} {measured['apgr_mean_of_sources']:16.3f} {measured['auc_gain']:9.3f}"
+            f" {measured['auc_fails']:10.3f} {measured['calibration_error']:11.3f}"
+            f" {judged['en']['auc']:13.3f} / {judged['zh']['auc']:.3f}"
+            f" {judged['en']['exact']:8.2f} / {judged['zh']['exact']:.2f}"
+        )
+    lines.append(f"\n{'APGR by source':<26}" + "".join(f" {name:>11}" for name in compared))
+    first = next(iter(compared.values()))["outcomes"]["apgr_by_source"]
+    for source in first:
+        each = "".join(f" {found['outcomes']['apgr_by_source'][source]:11.3f}" for found in compared.values())
+        lines.append(f"{source:<26}{each}")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`python -m router.training.evaluate`: an artifact beside prompt length and chance, on one split."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="folder with SPLIT and traffic_SPLIT .jsonl.gz")
+    parser.add_argument("--split", default="dev", choices=("dev", "test"))
+    parser.add_argument("--artifact", type=Path, help="default: the packaged one")
+    parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    given = parser.parse_args(arguments)
+    scorers = {
+        "classifier": by_classifier(Classifier.load(given.artifact)),
+        "length": by_length,
+        "random": by_chance,
+    }
+    compared = compare(*split_rows(given.data, given.split), scorers)
+    sys.stdout.write(json.dumps(compared, indent=1) + "\n" if given.json else table(compared))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 
 from router.difficulty import FORMAT, HEADS, SHAPE_NAMES, Classifier, shape
 from router.features import Features, features
-from router.training.data import EVERYDAY, LABELS, TRAINABLE, Row, fingerprint
+from router.training.data import JUDGED, LABELS, TRAINABLE, Row, fingerprint
 
 Floats = npt.NDArray[np.float64]
 FOLDS = 5
@@ -32,9 +32,9 @@ class Settings(msgspec.Struct, frozen=True):
 
     min_count: int = 6  # prompts that a word must occur in
     exam_strength: float = 0.5  # inverse regularisation of each head
-    everyday_strength: float = 0.1
-    gate_strength: float = 0.3
-    gate_exam: float = 0.1  # weight of a benchmark question in the gate (an ordinary prompt: 1)
+    everyday_strength: float = 0.3
+    gate_strength: float = 1.0
+    gate_exam: float = 0.15  # weight of a benchmark question in the gate (an ordinary prompt: 1)
     gate_everyday: float = 2.0
     gate_shape: float = 0.5  # how much the shape counts beside the words
     source_size: float = 2000.0  # a source n times this size weighs sqrt(n) times as much, not n times
@@ -156,7 +156,7 @@ def fit_gate(inputs: Inputs, chosen: Settings) -> tuple[Head, Floats]:
 
 
 def _judged(rows: Sequence[Row]) -> npt.NDArray[np.bool_]:
-    return np.array([row.source == EVERYDAY for row in rows])
+    return np.array([row.source in JUDGED for row in rows])
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -203,7 +203,7 @@ def _meta(rows: Sequence[Row], chosen: Settings) -> dict[str, Any]:
 
 def train(rows: Sequence[Row], chosen: Settings = DEFAULTS) -> Trained:
     """Fit everything on the rows whose source may be trained on; the others are ignored."""
-    allowed = [row for row in rows if row.source in TRAINABLE or row.source == EVERYDAY]
+    allowed = [row for row in rows if row.source in TRAINABLE or row.source in JUDGED]
     found = [features(row.call) for row in allowed]
     columns = vocabulary(found, chosen.min_count)
     inputs = inputs_of(allowed, found, columns)

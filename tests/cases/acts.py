@@ -139,8 +139,13 @@ async def _send_all(run: Run, act: Act, acted: Acted) -> None:
 
 
 async def _send(run: Run, client: Client, act: Act, number: int) -> Reply:
+    """One request. A gateway that gives no answer, or is gone, leaves a reply without a status."""
     leave = _leave(act.get("client", {}), number)
-    return await client.send(wire(act, number, run.urls), leave=leave)
+    started = time.monotonic()
+    try:
+        return await client.send(wire(act, number, run.urls), leave=leave)
+    except OSError:  # TimeoutError is one
+        return Reply(sent_at=started, duration=time.monotonic() - started)
 
 
 def _leave(words: Act, number: int) -> Leave | None:

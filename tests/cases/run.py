@@ -153,6 +153,13 @@ class Run:
             await asyncio.sleep(0.5)
             self._quiet = True
 
+    def assert_sound(self) -> None:
+        """What holds whatever a case looks at."""
+        for number, acted in self.acted.items():
+            assert all(reply.status or reply.left for reply in acted.replies), f"request {number} got no answer"
+        assert not any(upstream.bad_requests for upstream in self.upstreams.values()), "an upstream got no HTTP"
+        assert "Traceback" not in self.output, "the gateway wrote a stack trace"
+
     def report(self) -> str:
         """What a failed case is told with."""
         lines = [f"--- {self.case.id}: {self.case.title}"]

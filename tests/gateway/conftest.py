@@ -169,7 +169,10 @@ async def medium() -> AsyncIterator[Upstream]:
 async def gateway(start: Start, small: Upstream, medium: Upstream) -> Gateway:
     """Two tiers, small first, with fallback to medium; no retries, no cache, no cooldown."""
     gateway: Gateway = await start(
-        {"tiers": {"small": tier(small, "small"), "medium": tier(medium, "medium")}, "routes": {"auto": {"tier": "small"}}}
+        {
+            "tiers": {"small": tier(small, "small"), "medium": tier(medium, "medium")},
+            "routes": {"auto": {"tier": "small"}},
+        }
     )
     return gateway
 

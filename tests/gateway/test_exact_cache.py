@@ -13,7 +13,9 @@ CACHE = {"cache": {"exact": {"ttl": "1h"}}}
 
 
 async def _gateway(start: Start, small: Upstream, **policy: object) -> Gateway:
-    gateway: Gateway = await start({"tiers": {"small": tier(small, "small")}, "routes": {"auto": {"tier": "small"}}, **CACHE, **policy})
+    gateway: Gateway = await start(
+        {"tiers": {"small": tier(small, "small")}, "routes": {"auto": {"tier": "small"}}, **CACHE, **policy}
+    )
     return gateway
 
 
@@ -66,7 +68,10 @@ async def test_callers_cache_control_is_obeyed(start: Start, small: Upstream) ->
     for number in range(4):
         small.script(answer(f"answer {number}"))
 
-    replies = [await gateway.chat(headers={"cache-control": value}) for value in ("no-store", "", "no-cache", "max-age=0", "max-age=60")]
+    replies = [
+        await gateway.chat(headers={"cache-control": value})
+        for value in ("no-store", "", "no-cache", "max-age=0", "max-age=60")
+    ]
 
     assert ["answer 0", "answer 1", "answer 2", "answer 3", "answer 3"] == [reply.text for reply in replies]
     assert "hit-exact" == replies[-1].cache
@@ -121,3 +126,15 @@ async def test_leader_that_leaves_hands_over(start: Start, small: Upstream) -> N
 
     assert "for you" == reply.text
     assert DONE in reply.body
+
+
+async def test_hit_keeps_the_name_that_was_asked_for(start: Start, small: Upstream) -> None:
+    """An alias is an alias whether its answer is fresh or not, and whether it was stored from a stream or not."""
+    gateway = await _gateway(start, small, aliases={"gpt-4o-mini": "small"})
+    small.script(*stream("hi"))
+
+    live = await gateway.chat(model="gpt-4o-mini", stream=True)
+    hit = await gateway.chat(model="gpt-4o-mini")
+
+    assert "hit-exact" == hit.cache
+    assert {"gpt-4o-mini"} == {live.sse.chunks[0]["model"], hit.json["model"]}

@@ -1,4 +1,4 @@
-"""What providers do wrong, with two tiers, over real sockets: the caller gets an answer, or an honest error, in time."""
+"""What providers do wrong, with two tiers, over real sockets: an answer, or an honest error, in time."""
 
 from __future__ import annotations
 
@@ -286,7 +286,9 @@ async def test_too_long_a_prompt_goes_only_to_a_larger_window(start: Start, smal
         assert not medium.requests
 
 
-async def test_prompt_that_fits_nowhere_is_told_with_the_documented_code(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_prompt_that_fits_nowhere_is_told_with_the_documented_code(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """Clients look for context_length_exceeded to shorten their conversation."""
     refusal = error_reply(400, "prompt is too long: 210000 tokens > 200000 maximum", type="invalid_request_error")
     small.script(refusal)
@@ -307,7 +309,9 @@ async def test_prompt_over_every_known_window_is_refused_without_a_call(start: S
     assert not small.requests
 
 
-async def test_content_filter_is_not_retried_nor_routed_around(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_content_filter_is_not_retried_nor_routed_around(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """What one provider's rules refuse is not shopped around; its reason is the caller's to read."""
     small.script(error_reply(400, "The response was filtered", type="invalid_request_error", code="content_filter"))
 
@@ -318,7 +322,9 @@ async def test_content_filter_is_not_retried_nor_routed_around(gateway: Gateway,
     assert not medium.requests
 
 
-async def test_content_filter_as_a_finish_reason_is_passed_on(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_content_filter_as_a_finish_reason_is_passed_on(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """The same in a stream: an answer without content, but with a reason."""
     small.script(Send(HEAD), Send(role()), Send(finish("content_filter")), Send(DONE))
 
@@ -353,7 +359,9 @@ async def test_garbage_after_the_end_marker_is_dropped(gateway: Gateway, small: 
     assert reply.error is None
 
 
-async def test_client_gone_before_the_first_token_frees_everything(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_client_gone_before_the_first_token_frees_everything(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """Nobody is listening: the model need not think, and no fallback is started."""
     small.script(Send(HEAD), Hang())
 
@@ -391,7 +399,9 @@ async def test_client_gone_from_a_whole_answer_cancels_the_upstream(gateway: Gat
     assert "client_closed" == line["outcome"]
 
 
-async def test_own_deadline_of_the_caller_bounds_all_attempts(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_own_deadline_of_the_caller_bounds_all_attempts(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """One budget of time for everything: the second attempt gets what is left, not a fresh limit."""
     small.script(Send(HEAD), Send(role()), Hang())
     medium.script(Send(HEAD), Hang())

@@ -19,7 +19,9 @@ ANSWER = answer("ok")
 async def test_body_reaches_the_upstream_byte_for_byte_but_for_the_model(gateway: Gateway, small: Upstream) -> None:
     """Fields that we have never heard of, odd spacing and escapes are the caller's business."""
     small.script(ANSWER)
-    body = b'{ "model" : "auto","messages":[{"role":"user","content":"caf\\u00e9  \\u4f60", "x_new": 1.50}],"seed": 1e2 }'
+    body = (
+        b'{ "model" : "auto","messages":[{"role":"user","content":"caf\\u00e9  \\u4f60", "x_new": 1.50}],"seed": 1e2 }'
+    )
 
     await gateway.post("/v1/chat/completions", body)
 
@@ -43,10 +45,15 @@ async def test_gateway_key_never_goes_upstream(start: Start, small: Upstream) ->
     assert "Bearer up-key-small" == small.requests[0].header("authorization")
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic a2V5"}, {"authorization": b"Bearer \xff\xfe"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic a2V5"}, {"authorization": b"Bearer \xff\xfe"}],
+)
 async def test_unknown_key_is_refused_before_the_body_is_read(start: Start, small: Upstream, headers: Any) -> None:
     """Strangers cost nothing."""
-    gateway = await start({"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"right")}]})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"right")}]}
+    )
 
     reply = await gateway.post("/v1/chat/completions", b"{not json", headers=headers)
 
@@ -57,7 +64,9 @@ async def test_unknown_key_is_refused_before_the_body_is_read(start: Start, smal
 async def test_key_may_name_only_its_routes(start: Start, small: Upstream) -> None:
     """A key limited to one route does not even see the others."""
     key = {"name": "a", "hash": hash_key(b"k"), "routes": ["auto"]}
-    gateway = await start({"tiers": {"small": tier(small, "small")}, "routes": {"auto": {"tier": "small"}}, "keys": [key]})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small")}, "routes": {"auto": {"tier": "small"}}, "keys": [key]}
+    )
     small.script(ANSWER)
     client = Client(f"http://{gateway.host}:{gateway.port}", "k")
 
@@ -130,14 +139,21 @@ async def test_answer_explains_itself(gateway: Gateway, small: Upstream) -> None
 
     reply = await gateway.chat()
 
-    told = {name: reply.about(name) for name in ("route", "tier", "deployment", "model", "attempts", "cache", "cost-usd", "saved-usd")}
+    told = {
+        name: reply.about(name)
+        for name in ("route", "tier", "deployment", "model", "attempts", "cache", "cost-usd", "saved-usd")
+    }
     assert {"route": "auto", "tier": "small", "deployment": "small-1", "model": "small-model", "attempts": "1",
             "cache": "bypass", "cost-usd": "0.002", "saved-usd": "0"} == told  # fmt: skip
     assert reply.reason
 
 
-@pytest.mark.parametrize(("given", "kept"), [("abc-123_DEF", True), ("A" * 6000, False), ("a\tlevel=error", False), ("", False)])
-async def test_request_id_is_taken_over_only_if_it_is_harmless(gateway: Gateway, small: Upstream, given: str, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("given", "kept"), [("abc-123_DEF", True), ("A" * 6000, False), ("a\tlevel=error", False), ("", False)]
+)
+async def test_request_id_is_taken_over_only_if_it_is_harmless(
+    gateway: Gateway, small: Upstream, given: str, kept: bool
+) -> None:
     """An identifier goes into logs and headers: no forged lines, nothing oversized."""
     small.script(ANSWER)
 
@@ -175,7 +191,10 @@ async def test_images_and_tools_pass_and_steer(start: Start, small: Upstream, me
     gateway = await start({"tiers": {"small": tier(small, "small"), "medium": tier(medium, "medium")},
                            "routes": {"auto": {"thresholds": {"medium": 1.0}}}, "rules": rules})  # fmt: skip
     medium.default(ANSWER)
-    parts = [{"type": "text", "text": "这是什么？"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    parts = [
+        {"type": "text", "text": "这是什么？"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
     pictures = await gateway.chat([{"role": "user", "content": parts}])
@@ -191,7 +210,11 @@ async def test_embeddings_go_to_a_deployment_that_makes_them(start: Start, small
     """The same path, without difficulty: the first tier that has an embedding model."""
     embedder = tier(medium, "medium", deployment={"mode": "embedding"})
     gateway = await start({"tiers": {"small": tier(small, "small"), "medium": embedder}, "routes": {"auto": {}}})
-    vectors = {"object": "list", "data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+    vectors = {
+        "object": "list",
+        "data": [{"index": 0, "embedding": [0.5]}],
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
     medium.script(json_reply(200, vectors))
 
     reply = await gateway.post("/v1/embeddings", {"model": "auto", "input": ["向量", "vector"]})

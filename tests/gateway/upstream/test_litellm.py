@@ -36,13 +36,18 @@ from tests.gateway.upstream.providers import (
     request,
     text_of,
 )
-from tests.upstream import Chunk, Hang, Reset, Send, Upstream, Until, data, json_reply
+from tests.upstream import Chunk, Hang, Reset, Send, Until, Upstream, data, json_reply
 
 # LiteLLM's own classes are built on first use; it silences this warning once, at import, and pytest undoes that.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning")
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{"
+
+
+async def collect(reply: Any, seen: list[bytes]) -> None:
+    async for piece in reply.chunks():
+        seen.append(piece)
 
 
 async def test_whole_claude_answer_has_openai_form(provider: Provider) -> None:
@@ -145,9 +150,12 @@ async def test_first_event_comes_before_the_second_is_sent(provider: Provider) -
 async def test_gemini_answers_in_openai_form(provider: Provider) -> None:
     """A second protocol, with its own names for everything."""
     call = {"functionCall": {"name": "weather", "args": {"city": "上海"}}}
-    provider.server.script(json_reply(200, gemini_piece({"text": "Hm", "thought": True}, {"text": "好的"}, finish="STOP")))
+    provider.server.script(
+        json_reply(200, gemini_piece({"text": "Hm", "thought": True}, {"text": "好的"}, finish="STOP"))
+    )
     provider.server.script(*events(
-        gemini_event({"text": "Hel"}), gemini_event({"text": "lo 你好"}), gemini_event(call), gemini_event(finish="STOP"),
+        gemini_event({"text": "Hel"}), gemini_event({"text": "lo 你好"}), gemini_event(call),
+        gemini_event(finish="STOP"),
     ))  # fmt: skip
 
     whole = await provider.of(GEMINI).whole()
@@ -222,8 +230,7 @@ async def test_stream_that_ends_without_its_last_event_is_broken(provider: Provi
     reply = await provider.of(model).open(stream=True)
     seen: list[bytes] = []
     with pytest.raises(Broken):
-        async for piece in reply.chunks():
-            seen.append(piece)
+        await collect(reply, seen)
     await reply.aclose()
 
     assert b"half" in seen[0]
@@ -290,9 +297,7 @@ async def test_cancelled_call_closes_the_providers_connection(
 
 @pytest.mark.parametrize("model", [CLAUDE, GEMINI])
 @pytest.mark.parametrize("waiting", [True, False], ids=["while waiting", "between events"])
-async def test_closing_a_stream_closes_the_providers_connection(
-    provider: Provider, model: str, waiting: bool
-) -> None:
+async def test_closing_a_stream_closes_the_providers_connection(provider: Provider, model: str, waiting: bool) -> None:
     """A client that leaves in mid-stream must free the provider within a second, wherever the stream stands."""
     begun = [claude_start(), *claude_text("half")[:2]] if model == CLAUDE else [gemini_event({"text": "half"})]
     provider.server.script(*events(*begun, ends=False), Hang())
@@ -340,7 +345,9 @@ async def test_nothing_is_printed_or_logged(
         await provider.streamed()
 
     assert ("", "") == capfd.readouterr()
-    assert not [record for record in caplog.records if "hello 你好" in record.getMessage() or KEY in record.getMessage()]
+    assert not [
+        record for record in caplog.records if "hello 你好" in record.getMessage() or KEY in record.getMessage()
+    ]
 
 
 def test_importing_the_adapter_imports_no_litellm() -> None:
