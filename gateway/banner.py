@@ -9,6 +9,8 @@ from router.policy import Policy, Price
 from router.policy_file import Loaded
 from router.units import format_duration
 
+NOTES = 3  # as many as a newcomer reads
+
 
 def banner(loaded: Loaded, settings: Settings, port: int) -> str:
     """Plain text for a terminal; holds no secret."""
@@ -27,8 +29,10 @@ def _lines(loaded: Loaded, settings: Settings, port: int) -> Iterator[str]:
     for off in loaded.off:
         yield f"  off  {off.tier:<8} {off.deployment}: {off.reason}"
     yield from _features(policy)
-    for note in loaded.notes:
+    for note in loaded.notes[:NOTES]:
         yield f"  note {note}"
+    if (more := len(loaded.notes) - NOTES) > 0:
+        yield f"  note and {more} more: tiergate check {settings.policy}"
     yield ""
     yield "Try it:"
     yield f"  curl {base}/chat/completions -H 'Content-Type: application/json' \\"

@@ -19,10 +19,11 @@ import uvicorn
 
 from gateway.app import build_app
 from gateway.banner import banner
+from gateway.pull import ModelNotFound
 from gateway.settings import Settings
 from gateway.telemetry.log import Log, make_log
 from gateway.telemetry.metrics import MULTIPROCESS
-from gateway.upstream.local import LocalModels, local_specs
+from gateway.upstream.local import LocalModels, LocalSpec, local_specs
 from router.policy_file import Loaded, read_policy
 
 WORKER = "TIERGATE_WORKER"
@@ -96,7 +97,7 @@ async def _supervise(settings: Settings, loaded: Loaded, sock: socket.socket) ->
     def report(event: str, **fields: Any) -> None:
         log.warning(event, **fields) if "died" in event or "failed" in event else log.info(event, **fields)
 
-    models = LocalModels(local_specs(loaded.policy), report)
+    models = LocalModels(_specs(loaded), report)
     try:
         ports = dict(await models.start_children())
         settings = msgspec.structs.replace(settings, local_ports=ports)
@@ -111,6 +112,13 @@ async def _supervise(settings: Settings, loaded: Loaded, sock: socket.socket) ->
             warming.cancel()
     finally:
         await models.aclose()
+
+
+def _specs(loaded: Loaded) -> tuple[LocalSpec, ...]:
+    try:
+        return local_specs(loaded.policy)
+    except ModelNotFound as exc:
+        raise ServeError(str(exc)) from exc
 
 
 async def _work(settings: Settings, loaded: Loaded, sock: socket.socket, log: Log) -> int:

@@ -21,15 +21,16 @@ _WORDS: dict[int, str] = {
         rollback sharding scheduler throughput latency failover tenant tenants multi-tenant schema end-to-end interfaces
         modules invariants guarantees trade-offs tradeoffs trade-off constraints optimise optimize optimisation
         optimization formulate decomposition
-        设计 架构 方案 迁移 回滚 扩展 分布 一致 协议 调度 吞吐 延迟 租户 权衡 取舍 接口 模块 高并 并发 容灾 优化 建模 选型
+        设计 架构 方案 迁移 回滚 扩展 分布 一致 协议 调度 吞吐 延迟 租户 权衡 取舍
+        接口 模块 高并 并发 容灾 优化 建模 选型
     """,
     ANALYSE: """
         analyse analyze analysis assess evaluate critique compare contrast implications strategy strategic diagnose
         diagnosis reconstruct audit exposure risks evidence inconsistency inconsistencies unproven recommend
         recommendation argue argument premises conflicts conflict resolve liability clause clauses hypotheses hypothesis
         mechanism mechanisms differential hedge
-        分析 评估 对比 比较 诊断 推演 拆解 审查 审计 论据 矛盾 策略 战略 风险 证据 前提 漏洞 条款 责任 假设 机制 结论 利弊
-        影响 依据 还原 排查
+        分析 评估 对比 比较 诊断 推演 拆解 审查 审计 论据 矛盾 策略 战略 风险 证据 前提 漏洞 条款 责任 假设
+        机制 结论 利弊 影响 依据 还原 排查
     """,
     BUILD: """
         implement implementation function class script code api bug debug refactor traceback exception deadlock thread
@@ -46,7 +47,8 @@ _WORDS: dict[int, str] = {
         translate translation summarise summarize summary title extract classify label convert list rewrite shorten
         spell fix spelling grammar caption rename capital define synonym synonyms meaning mean stand remind play set
         weather timer format json number only
-        翻译 翻成 提取 分类 换算 改写 标题 总结 概括 意思 缩写 列出 转成 提醒 播放 天气 首都 近义 同义 单位 格式 只输 打标
+        翻译 翻成 提取 分类 换算 改写 标题 总结 概括 意思 缩写 列出 转成 提醒 播放 天气 首都 近义 同义 单位 格式
+        只输 打标
     """,
     CHAT: """
         hi hey hello thanks thank thx ok okay bye goodbye morning evening night cheers welcome lol haha cool great
@@ -56,7 +58,8 @@ _WORDS: dict[int, str] = {
     LIMIT: """
         must without exactly only least most except unless each every within under between never neither both also
         then per no not any strictly limit limited cannot can't don't should avoid while keep
-        必须 不能 至少 最多 不得 只能 恰好 每个 要求 不超 不要 以内 之间 同时 并且 且不 除了 仅限 避免 保持 不许 各不 超过
+        必须 不能 至少 最多 不得 只能 恰好 每个 要求 不超 不要 以内 之间 同时 并且 且不 除了 仅限 避免 保持 不许
+        各不 超过
     """,
     FACT: """
         what what's which who whose when where how many much long far old big tall is are does did do

@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from router.concepts import ANALYSE, BUILD, CHAT, CONCEPT_NAMES, DESIGN, LIMIT, PROVE
+from router.concepts import ANALYSE, CHAT, CONCEPT_NAMES, DESIGN, LIMIT, PROVE
 from router.features import Features
 
 FORMAT = 1

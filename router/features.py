@@ -28,15 +28,16 @@ _N_CLASSES = 1 << 5
 _DIGIT_AFTER_DIGIT = tokens.DIGIT * _N_CLASSES + tokens.DIGIT
 _CONCEPT_WORDS = frozenset(CONCEPTS)
 
-_LATIN_STOPWORDS: dict[str, frozenset[str]] = {
-    "es": frozenset("el los las una que por para con como está es del se qué y en".split()),
-    "fr": frozenset("le les des une est que pour dans avec sur vous je ce et du au pas".split()),
-    "de": frozenset("der die das und ist nicht ein eine mit für auf ich den zu wie von".split()),
-    "pt": frozenset("os uma não que com para do da em por você é são como mais no".split()),
-    "it": frozenset("il gli che per una con non è di sono come del della nel più".split()),
-    "nl": frozenset("de het een en van niet dat ik voor met zijn op te hoe wat".split()),
-    "en": frozenset("the a an is are of to in and for what how i you my it on with this that me can do".split()),
+_COMMONEST = {
+    "es": "el los las una que por para con como está es del se qué y en",
+    "fr": "le les des une est que pour dans avec sur vous je ce et du au pas",
+    "de": "der die das und ist nicht ein eine mit für auf ich den zu wie von",
+    "pt": "os uma não que com para do da em por você é são como mais no",
+    "it": "il gli che per una con non è di sono come del della nel più",
+    "nl": "de het een en van niet dat ik voor met zijn op te hoe wat",
+    "en": "the a an is are of to in and for what how i you my it on with this that me can do",
 }
+_LATIN_STOPWORDS = {code: frozenset(words.split()) for code, words in _COMMONEST.items()}
 _LATIN_WORD = re.compile(r"[a-zà-öø-ÿ]+")
 
 

@@ -11,6 +11,7 @@ the estimate guards context windows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ N_PAIRS = 1 << (2 * _BITS)
 _RANGES: tuple[tuple[int, int, int], ...] = (
     (0x00, 0x1F, OTHER), (0x20, 0x20, SPACE), (0x21, 0x7E, CODE), (0x30, 0x39, DIGIT), (0x41, 0x5A, UPPER),
     (0x61, 0x7A, LOWER), (0x09, 0x09, SPACE), (0x0A, 0x0A, NEWLINE), (0x0D, 0x0D, NEWLINE), (0xA1, 0xBF, MARK),
-    (0xA0, 0xA0, SPACE), (0xC0, 0x24F, LATIN), (0x1E00, 0x1EFF, LATIN), (0x300, 0x36F, MARK), (0x370, 0x52F, CYRILLIC),
+    (0xA0, 0xA0, MARK), (0xC0, 0x24F, LATIN), (0x1E00, 0x1EFF, LATIN), (0x300, 0x36F, MARK), (0x370, 0x52F, CYRILLIC),
     (0x530, 0x58F, CYRILLIC), (0x10A0, 0x10FF, CYRILLIC), (0x590, 0x8FF, ARABIC), (0x900, 0x109F, INDIC),
     (0x1780, 0x17FF, INDIC), (0x1100, 0x11FF, HANGUL), (0x2000, 0x2BFF, MARK), (0x3000, 0x303F, CJK_MARK),
     (0x3040, 0x30FF, KANA), (0x3100, 0x312F, KANA), (0x3130, 0x318F, HANGUL), (0x3400, 0x9FFF, HAN),
@@ -93,7 +94,7 @@ def _each(kind: int, tokens: float) -> Rule:
 # The first group is fitted to English, Chinese and code; the second set from short texts in eleven more languages.
 RULES = (
     _each(LOWER, 0.040),
-    _each(UPPER, 0.110),
+    _each(UPPER, 0.200),
     Rule("word begins", _ANY - _LETTER, _LETTER, 0.224),
     Rule("word begins without a space", _ANY - _LETTER - {SPACE, LATIN}, _LETTER, 0.488),
     Rule("camelCase", frozenset({LOWER}), frozenset({UPPER}), 0.590),
@@ -106,21 +107,21 @@ RULES = (
     Rule("mark after mark", _POINT, _POINT, 0.114),
     _each(HAN, 0.788),
     Rule("Chinese begins", _ANY - {HAN}, frozenset({HAN}), 1.024),
-    _each(CJK_MARK, 0.854),
-    _each(MARK, 0.678),
+    _each(CJK_MARK, 0.950),
+    _each(MARK, 0.890),
     # ---
     _each(KANA, 0.80),
-    _each(LATIN, 0.70),
-    _each(CYRILLIC, 0.31),
-    _each(ARABIC, 0.42),
-    _each(INDIC, 0.62),
+    _each(LATIN, 0.80),
+    _each(CYRILLIC, 0.33),
+    _each(ARABIC, 0.34),
+    _each(INDIC, 0.48),
     _each(HANGUL, 0.75),
-    _each(EMOJI, 2.2),
-    _each(OTHER, 1.0),
+    _each(EMOJI, 3.0),
+    _each(OTHER, 1.5),
 )
 
 
-def _weights(rules: tuple[Rule, ...]) -> npt.NDArray[np.float64]:
+def weights_of(rules: Iterable[Rule]) -> npt.NDArray[np.float64]:
     """Tokens per pair of classes, shape (N_PAIRS,)."""
     weights = np.zeros(N_PAIRS)
     for rule in rules:
@@ -129,7 +130,7 @@ def _weights(rules: tuple[Rule, ...]) -> npt.NDArray[np.float64]:
     return weights
 
 
-_WEIGHTS = _weights(RULES)
+_WEIGHTS = weights_of(RULES)
 
 
 def tokens_of(counts: npt.NDArray[np.intp]) -> int:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,7 @@ _SETTINGS: Mapping[str, Any] = MappingProxyType({
     "disable_streaming_logging": True,
     "drop_params": False,
     "num_retries": 0,
+    "REPEATED_STREAMING_CHUNK_LIMIT": sys.maxsize,  # else the 100th equal piece ends a stream: a table, a row of zeros
 })  # fmt: skip
 _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")  # they write prompts at DEBUG, and addresses at WARNING
 _NO_LIMIT_S = 7 * 24 * 3600.0  # time limits are the caller's, by cancelling

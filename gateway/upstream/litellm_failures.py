@@ -56,6 +56,7 @@ MEANINGS: Mapping[str, Meaning] = MappingProxyType({
     "litellm.exceptions.GuardrailRaisedException": "refused",
     "litellm.exceptions.BlockedPiiEntityError": "refused",
     "litellm.exceptions.SensitiveDataRouteException": "refused",
+    "litellm.exceptions.ModifyResponseException": "refused",
     "litellm.exceptions.BadGatewayError": "broken",
     "litellm.exceptions.InternalServerError": "broken",
     "litellm.exceptions.APIError": "broken",

@@ -1,6 +1,6 @@
 """Measure the gateway beside direct calls, nginx and LiteLLM, in one run; run.sh builds its tools and calls it.
 
-python -m measure.proxy --tools DIR [--quick] [--targets direct,nginx,tiergate] [--json 1,64] [--stream 1,16,64]
+python -m measure.proxy [--quick] [--targets direct,nginx,tiergate] [--json 1,64] [--stream 1,16,64]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from measure.proxy.launch import NotReady
 from measure.proxy.report import report
 from measure.proxy.results import Run
 from measure.proxy.rounds import Plan, run
-from measure.proxy.targets import Place, Target, targets
+from measure.proxy.targets import Place, Target, targets, tools_folder
 
 ALL = "direct,nginx,nginx-2w,litellm,tiergate,tiergate-hit,tiergate-2w"
 QUICK = "direct,nginx,litellm,tiergate,tiergate-hit"
@@ -33,7 +33,9 @@ def numbers(text: str) -> tuple[int, ...]:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What was asked for, with the defaults of a full or a quick run filled in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", type=Path, required=True, help="folder with mock_upstream, loadgen and peers/")
+    parser.add_argument(
+        "--tools", type=Path, default=tools_folder(), help="folder with mock_upstream, loadgen and peers/"
+    )
     parser.add_argument("--quick", action="store_true", help="one round of 2 s, fewer loads and targets")
     parser.add_argument("--targets", help=f"default: {ALL}; quick: {QUICK}")
     parser.add_argument("--rounds", type=int)

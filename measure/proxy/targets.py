@@ -45,6 +45,12 @@ class Place(msgspec.Struct, frozen=True):
     port: int = 9001  # of the upstream; the targets have ports above it
 
 
+def tools_folder() -> Path:
+    """Where run.sh puts what it builds and installs."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TIERGATE_BENCH_CACHE") or Path(caches) / "tiergate-bench")
+
+
 def targets(place: Place) -> dict[str, Target]:
     """All targets there are, by name. Writes their configuration files into `place.work`."""
     return {
@@ -110,30 +116,27 @@ def _portkey(place: Place) -> Target:
 
 
 def _tiergate(place: Place) -> list[Target]:
-    """This gateway with everything on, as bench.yaml says; `tiergate-hit` answers from its exact cache."""
-    found = []
-    for name, workers, same, port in (
-        ("tiergate", 1, False, place.port + 130),
-        ("tiergate-2w", 2, False, place.port + 131),
-        ("tiergate-hit", 1, True, place.port + 132),
-    ):
-        command = (sys.executable, "-m", "gateway.cli", "serve", "--policy", str(HERE / "bench.yaml"),
-                   "--port", str(port), "--workers", str(workers), "--log-level", "warning")  # fmt: skip
-        found.append(
-            Target(
-                name, port, command, tiergate_environ(place, name), model="bench-json", stream_model="bench-stream",
-                workers=workers, same_prompt=same, streams=not same,
-            )
-        )  # fmt: skip
-    return found
+    return [
+        gateway_target(place, "tiergate", place.port + 130),
+        gateway_target(place, "tiergate-2w", place.port + 131, workers=2),
+        gateway_target(place, "tiergate-hit", place.port + 132, same_prompt=True),
+    ]
 
 
-def tiergate_environ(place: Place, name: str) -> dict[str, str]:
-    """The variables of bench.yaml."""
-    return {
+def gateway_target(place: Place, name: str, port: int, workers: int = 1, same_prompt: bool = False) -> Target:
+    """This gateway with everything on, as bench.yaml says; asked for the same again, it answers from its cache."""
+    command = (
+        sys.executable, "-m", "gateway.cli", "serve", "--policy", str(HERE / "bench.yaml"),
+        "--port", str(port), "--workers", str(workers), "--log-level", "warning",
+    )  # fmt: skip
+    environ = {
         "TIERGATE_BENCH_UPSTREAM": f"http://127.0.0.1:{place.port}/v1",
         "TIERGATE_BENCH_LOG": str(place.work / f"{name}-requests.jsonl"),
     }
+    return Target(
+        name, port, command, environ, model="bench-json", stream_model="bench-stream",
+        workers=workers, same_prompt=same_prompt, streams=not same_prompt,
+    )  # fmt: skip
 
 
 def _config(place: Place, name: str, template: str, **values: str) -> str:

@@ -13,7 +13,16 @@ import numpy as np
 from router import artifacts
 from router.difficulty import PACKAGED, Classifier
 from router.training.data import DEFAULT_DATA, EVERYDAY, Row, read_training
-from router.training.evaluate import by_chance, by_classifier, by_length, compare, everyday, same_tier, split_rows, table
+from router.training.evaluate import (
+    by_chance,
+    by_classifier,
+    by_length,
+    compare,
+    everyday,
+    same_tier,
+    split_rows,
+    table,
+)
 from router.training.fit import DEFAULTS, Trained, train
 
 DEFAULT_OUT = Path(artifacts.__path__[0]) / PACKAGED

@@ -145,7 +145,9 @@ def split_rows(folder: Path, split: str) -> tuple[list[Row], list[Row]]:
 
 def table(compared: Mapping[str, Any]) -> str:
     """`compare`'s result for people: a line a scorer, then APGR by source."""
-    lines = ["scorer        APGR  mean of sources  AUC gain  AUC fails  cal. error  everyday AUC en / zh  exact en / zh"]
+    lines = [
+        "scorer        APGR  mean of sources  AUC gain  AUC fails  cal. error  everyday AUC en / zh  exact en / zh"
+    ]
     for name, found in compared.items():
         measured, judged = found["outcomes"], found["everyday"]
         lines.append(

@@ -73,7 +73,9 @@ class Head(msgspec.Struct, frozen=True):
 def vocabulary(found: Sequence[Features], min_count: int) -> dict[str, int]:
     """Grams of at least `min_count` of the prompts, the most frequent first."""
     counts = Counter(gram for one in found for gram in one.grams)
-    kept = sorted((gram for gram, count in counts.items() if count >= min_count), key=lambda gram: (-counts[gram], gram))
+    kept = sorted(
+        (gram for gram, count in counts.items() if count >= min_count), key=lambda gram: (-counts[gram], gram)
+    )
     return {gram: column for column, gram in enumerate(kept)}
 
 

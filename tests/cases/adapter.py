@@ -198,12 +198,12 @@ class _Policy:
 
     def _tier(self, tier: str) -> dict[str, Any]:
         setup = self.setup
-        timeouts = {
-            name: ms(value) for name, value in setup.get("timeouts_ms", {}).items() if name in ("first_token", "idle")
-        }
+        limits = {name: ms(value) for name, value in setup.get("timeouts_ms", {}).items() if name != "total"}
+        if "first_token" in limits:  # a whole answer's first sign is its head
+            limits["first_byte"] = limits["first_token"]
         built: dict[str, Any] = {
             "deployments": [self._deployment(tier)],
-            "timeouts": {"first_token": "20s", "idle": "20s", **timeouts},
+            "timeouts": {"first_token": "20s", "idle": "20s", **limits},
             "retry": {"attempts": setup.get("retries", 0), "backoff": {"initial": "10ms", "max": "50ms"}},
             "cooldown": None,
         }

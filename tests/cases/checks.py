@@ -100,9 +100,9 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-async def settles(probe: Callable[[], Awaitable[None]], seconds: float = SETTLE_S) -> None:
+async def settles(probe: Callable[[], Awaitable[None]], seconds: float | None = None) -> None:
     """Until `probe` raises no AssertionError; its last one, if that takes longer."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + (SETTLE_S if seconds is None else seconds)
     while True:
         try:
             return await probe()

@@ -29,9 +29,7 @@ class Page:
 
     def sum(self, role: str, labels: Labels, suffix: str = "") -> float:
         """Of all series of this role that have these labels, in the words of the cases."""
-        name = METRICS.get(role)
-        if name is None:
-            raise UnknownWord(f"metric role {role}")
+        name = metric_name(role)
         return sum(self._sum(name.family + suffix, ours) for ours in _ours(name, labels))
 
     def _sum(self, family: str, labels: Labels) -> float:
@@ -40,8 +38,14 @@ class Page:
 
     def has_family(self, role: str) -> bool:
         """Whether the page describes it at all: a name that is not there must not count as zero."""
-        family = METRICS[role].family
+        family = metric_name(role).family
         return any(line.startswith(f"# TYPE {family.removesuffix('_total')}") for line in self.text.splitlines())
+
+
+def metric_name(role: str) -> MetricName:
+    if role not in METRICS:
+        raise UnknownWord(f"metric role {role}")
+    return METRICS[role]
 
 
 def _ours(name: MetricName, labels: Labels) -> list[dict[str, str]]:

@@ -62,7 +62,7 @@ class Prometheus:
         self._session = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=10))
         try:
             async with asyncio.timeout(20):
-                while not await self._is_ready():  # noqa: ASYNC110 - another process tells no events
+                while not await self._is_ready():
                     await asyncio.sleep(0.05)
         except BaseException:
             await self.__aexit__()
@@ -111,7 +111,7 @@ class Prometheus:
 
         wanted = await scrapes() + times
         async with asyncio.timeout(timeout):
-            while await scrapes() < wanted:  # noqa: ASYNC110 - as above
+            while await scrapes() < wanted:
                 await asyncio.sleep(SCRAPE_S / 4)
 
 

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import helm_python as helm
 import pytest
 import yaml
 
@@ -114,6 +115,37 @@ def test_the_step_that_lists_the_dependencies_lists_them(extras: str, tmp_path: 
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert wanted == listed.stdout.splitlines()
+
+
+def commands() -> dict[str, list[str]]:
+    """How the gateway is started: by the image, by compose, by the chart."""
+    (image,) = last_stage()["CMD"]
+    with helm.Chart.load(ROOT / "helm" / "tiergate") as chart:
+        rendered = chart.render(None, name="demo", namespace="llm")
+    deployment = yaml.safe_load(rendered["tiergate/templates/deployment.yaml"])
+    return {
+        "image": json.loads(image),
+        "compose": compose()["services"]["tiergate"]["command"],
+        "chart": deployment["spec"]["template"]["spec"]["containers"][0]["args"],
+    }
+
+
+@pytest.mark.parametrize("where", ["image", "compose", "chart"])
+def test_the_command_line_understands_how_it_is_started(where: str) -> None:
+    """With a renamed option no pod would start. Here all is well but for the policy, which is not mounted."""
+    command = [argument.replace("/etc/tiergate/", "/nowhere/") for argument in commands()[where]]
+
+    run = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (1, "") == (run.returncode, run.stdout), run.stderr
+    assert "/nowhere/policy.yaml: no such file" in run.stderr
 
 
 def health_check(port: int) -> int:

@@ -147,6 +147,13 @@ async def test_first_event_comes_before_the_second_is_sent(provider: Provider) -
     await reply.aclose()
 
 
+async def test_answer_of_many_equal_pieces_is_not_cut(provider: Provider) -> None:
+    """LiteLLM takes a hundred equal pieces for a model gone mad; they may be a table of zeros that was asked for."""
+    provider.server.script(*events(claude_start(), *claude_text(*["0.0, "] * 150), *claude_end()))
+
+    assert "0.0, " * 150 == text_of(await provider.streamed())
+
+
 async def test_gemini_answers_in_openai_form(provider: Provider) -> None:
     """A second protocol, with its own names for everything."""
     call = {"functionCall": {"name": "weather", "args": {"city": "上海"}}}

@@ -1,0 +1,285 @@
+"""Embedded models: one supervised child process each, on a loopback port that all workers share.
+
+The gateway then talks to it as to any OpenAI-compatible server, at `http://127.0.0.1:PORT/v1`. While a child starts
+again, connections are refused (or answered 503 "Loading model"): a failed attempt like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import aiohttp
+
+from gateway.pull import find_model
+from gateway.upstream.local_server import HOST, READY
+from router.policy import Policy, Tier
+
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
+LONG_LIFE_S = 60.0  # a child that lived this long has earned the first delay again
+START_S = 300.0  # large files come slowly from slow disks
+STOP_S = 2.0
+DEFAULT_PARALLEL, MAX_PARALLEL = 4, 8
+MIN_CTX = 2048
+LOG_PREFIX = re.compile(r"^[\d.]+ [A-Z] \w+ *(\S*: )?")
+
+
+class Report(Protocol):
+    """Told what happens to the children: `local_model_ready`, `local_model_died`, `local_model_failed`."""
+
+    def __call__(self, event: str, /, **fields: str | int | float) -> None: ...
+
+
+class ModelFailed(Exception):
+    """The child ended before it could answer; the text is for operators and names the file."""
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """One model to serve."""
+
+    model: str  # as the policy names it: local/...
+    path: Path  # a GGUF file
+    parallel: int = DEFAULT_PARALLEL  # answers at the same time; each has a context of its own
+    ctx: int = MIN_CTX  # tokens of one request, prompt and answer together
+    threads: int | None = None  # default: `local_server.default_threads`
+
+
+def local_specs(policy: Policy) -> tuple[LocalSpec, ...]:
+    """One spec for each embedded model of a policy. Raises `gateway.pull.ModelNotFound`."""
+    specs: dict[str, LocalSpec] = {}
+    for tier in policy.tiers.values():
+        for deployment in tier.deployments:
+            if deployment.provider == "local":
+                known = specs.get(deployment.model) or LocalSpec(deployment.model, find_model(deployment.model), 1)
+                parallel = max(known.parallel, _parallel(tier))
+                ctx = max(known.ctx, deployment.context_window or MIN_CTX)
+                specs[deployment.model] = LocalSpec(known.model, known.path, parallel, ctx)
+    return tuple(specs.values())
+
+
+def _parallel(tier: Tier) -> int:
+    return min(MAX_PARALLEL, tier.concurrency.max) if tier.concurrency else DEFAULT_PARALLEL
+
+
+class LocalModels:
+    """Owner of the children and of their ports.
+
+    Either `start()`, or `start_children()` and then `supervise()` in a task of the caller's; `aclose()` after both.
+    """
+
+    def __init__(self, specs: Iterable[LocalSpec], report: Report) -> None:
+        self._children = {spec.model: _Child(spec, report) for spec in specs}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ports(self) -> Mapping[str, int]:
+        """Port by model, from `start_children` on; a model keeps its port when it is started again."""
+        return {model: child.port for model, child in self._children.items() if child.port}
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process id by model, of the children that run."""
+        return {model: child.pid for model, child in self._children.items() if child.pid}
+
+    async def start_children(self) -> Mapping[str, int]:
+        """Start all processes without waiting for them; gives `ports`. Raises `OSError` if one cannot be started."""
+        for child in self._children.values():
+            await child.start()
+        return self.ports
+
+    async def supervise(self) -> None:
+        """Warm the children, and start each again that ends, until cancelled."""
+        self._task = asyncio.current_task()
+        async with asyncio.TaskGroup() as group:
+            for child in self._children.values():
+                group.create_task(child.keep())
+
+    async def start(self) -> None:
+        """Start, supervise, and wait until all are warm. Raises `ModelFailed`; nothing runs then."""
+        try:
+            await self.start_children()
+            self._task = asyncio.create_task(self.supervise())
+            for model in self._children:
+                await self.ready(model)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def ready(self, model: str) -> None:
+        """Until this model is warm. Raises `ModelFailed` if its child ends before that."""
+        await self._children[model].ready()
+
+    async def aclose(self) -> None:
+        """End all children; afterwards none is left, whatever they were doing."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])  # it may be starting a child just now
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+
+
+class _Child:
+    """One child process after another on one port."""
+
+    def __init__(self, spec: LocalSpec, report: Report) -> None:
+        self._spec = spec
+        self._report = report
+        self._port_holder: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._stderr: asyncio.Task[str] | None = None
+        self._state: Literal["starting", "ready", "failed"] = "starting"
+        self._changed = asyncio.Event()
+        self._failure = ""
+        self._restarts = 0
+        self.port = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        if self._port_holder is None:
+            self._port_holder = _hold_port()
+            self.port = self._port_holder.getsockname()[1]
+        pipe = asyncio.subprocess.PIPE
+        # A session of its own: Ctrl-C in a terminal is for the gateway, which still has answers to finish.
+        spawning = asyncio.ensure_future(asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway.upstream.local_server", *self._arguments(),
+            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        ))  # fmt: skip
+        try:
+            self._process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            self._process = await spawning  # milliseconds; without it nobody would know of the child
+            raise
+        assert self._process.stderr is not None
+        self._stderr = asyncio.create_task(_first_line(self._process.stderr))
+        self._turn("starting")
+
+    def _arguments(self) -> tuple[str, ...]:
+        spec = self._spec
+        numbers = {"port": self.port, "parallel": spec.parallel, "ctx": spec.ctx, "threads": spec.threads or 0}
+        flags = [text for name, number in numbers.items() for text in (f"--{name}", str(number))]
+        return ("--model", str(spec.path), "--alias", spec.model.removeprefix("local/"), *flags)
+
+    async def keep(self) -> None:
+        """Wait for the child's end, again and again."""
+        delay = FIRST_DELAY_S
+        while True:
+            started = time.monotonic()
+            await self._live(started)
+            if time.monotonic() - started > LONG_LIFE_S:
+                delay = FIRST_DELAY_S
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_DELAY_S)
+            self._restarts += 1
+            with contextlib.suppress(OSError):  # no memory or processes left: counts as one more failed start
+                await self.start()
+
+    async def _live(self, started: float) -> None:
+        """One child, from its start to its end."""
+        assert self._process is not None
+        if await self._answers():
+            self._report("local_model_ready", **self._fields(), seconds=round(time.monotonic() - started, 2))
+            self._turn("ready")
+            code = await self._process.wait()
+            self._turn("starting")
+            self._report("local_model_died", **self._fields(), exit_code=code)
+            return
+        code = await self._end()
+        assert self._stderr is not None
+        why = LOG_PREFIX.sub("", await self._stderr) or f"exit code {code}"
+        self._failure = f"{self._spec.model} ({self._spec.path}) cannot be served: {why}"
+        self._turn("failed")
+        self._report("local_model_failed", **self._fields(), exit_code=code, why=why)
+
+    def _fields(self) -> dict[str, str | int]:
+        assert self._process is not None
+        spec = self._spec
+        return {"model": spec.model, "port": self.port, "pid": self._process.pid, "restarts": self._restarts}
+
+    async def _answers(self) -> bool:
+        """Until the child has greeted and has worked once, so that the first caller finds it warm."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(START_S):
+                return await self._process.stdout.readline() == READY and await _warm(self.port)
+        return False
+
+    def _turn(self, state: Literal["starting", "ready", "failed"]) -> None:
+        self._state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def ready(self) -> None:
+        while self._state != "ready":
+            if self._state == "failed":
+                raise ModelFailed(self._failure)
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """End the child and give the port back."""
+        try:
+            await self._end()
+        finally:
+            if self._stderr is not None:
+                self._stderr.cancel()
+            if self._port_holder is not None:
+                self._port_holder.close()
+
+    async def _end(self) -> int:
+        """SIGTERM, a moment, SIGKILL (at once if we are cancelled ourselves); gives the exit code."""
+        process = self._process
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                return await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        return await process.wait()
+
+
+def _hold_port() -> socket.socket:
+    """A free loopback port, kept for us: bound and not listening, it refuses callers until the child listens there."""
+    holder = socket.socket()
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((HOST, 0))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+async def _first_line(stderr: asyncio.StreamReader) -> str:
+    """The first line tells why a start failed. What comes later is read and forgotten: it might show a prompt."""
+    first = b""
+    while chunk := await stderr.read(4096):
+        if b"\n" not in first:
+            first = (first + chunk)[:4096]
+    return first.partition(b"\n")[0].decode(errors="replace").strip()
+
+
+async def _warm(port: int) -> bool:
+    """One token through the whole path."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{HOST}:{port}/v1/chat/completions", json=body) as answer,
+    ):
+        return answer.status == 200
