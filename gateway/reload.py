@@ -21,6 +21,7 @@ class Reloader:
         self._equipment = equipment
         self._environ = environ
         self._seen = _stamp(path)
+        self._announced: str | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self.current = Runtime(loaded.policy, equipment)
         self._announce(loaded.policy)
@@ -58,8 +59,10 @@ class Reloader:
 
     def _announce(self, policy: Policy) -> None:
         info = self._equipment.metrics.policy_info
-        info.clear()
+        if self._announced is not None:
+            info.labels(self._announced).set(0)  # several processes cannot take a series back
         info.labels(policy.fingerprint).set(1)
+        self._announced = policy.fingerprint
 
     async def watch(self, every_s: float) -> None:
         """Reload whenever the file is another one than before (edited, replaced, or a mounted ConfigMap swapped)."""

@@ -141,7 +141,8 @@ class Settler:
             served.cost_unknown.inc()
         elif outcome.cost_usd:
             served.cost.inc(outcome.cost_usd)
-        if outcome.baseline_usd:
+        # A baseline without a cost would look like a saving of all of it.
+        if outcome.baseline_usd and outcome.cost_usd is not None:
             served.baseline.inc(outcome.baseline_usd)
         if saved := outcome.saved_usd:
             served.saved.inc(saved)

@@ -107,19 +107,27 @@ def imported(what: str, modules: str, runs: int) -> Import | None:
     return Import(what, *(statistics.median(column) for column in zip(*figures, strict=True)))
 
 
-def slowest(top: int) -> list[Module]:
-    """The modules that cost the import of `gateway.app` most by themselves."""
-    return read_importtime(_python("-X", "importtime", "-c", "import gateway.app").stderr)[:top]
+def slowest(top: int, runs: int) -> list[Module]:
+    """The modules that cost the import of `gateway.app` most by themselves, with medians over the runs."""
+    found: dict[str, list[Module]] = {}
+    for _ in range(runs):
+        for module in read_importtime(_python("-X", "importtime", "-c", "import gateway.app").stderr):
+            found.setdefault(module.name, []).append(module)
+    medians = [
+        Module(name, statistics.median(one.own for one in ones), statistics.median(one.with_imports for one in ones))
+        for name, ones in found.items()
+    ]
+    return sorted(medians, key=lambda module: module.own, reverse=True)[:top]
 
 
 def read_importtime(text: str) -> list[Module]:
-    """What `-X importtime` writes (µs, own and cumulative), dearest first."""
+    """What `-X importtime` writes (µs, own and cumulative), in the order of the imports' ends."""
     found = []
     for line in text.splitlines():
         parts = line.removeprefix("import time:").split("|")
         if len(parts) == 3 and parts[0].strip().isdigit():
             found.append(Module(parts[2].strip(), int(parts[0]) / 1000, int(parts[1]) / 1000))
-    return sorted(found, key=lambda module: module.own, reverse=True)
+    return found
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +162,7 @@ def main() -> None:
     asked = parser.parse_args()
     started = starts(asked.runs)
     imports = [one for what, modules in IMPORTS.items() if (one := imported(what, modules, asked.runs))]
-    print(report(started, imports, slowest(asked.top)))
+    print(report(started, imports, slowest(asked.top, asked.runs)))
 
 
 if __name__ == "__main__":

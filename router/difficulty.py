@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -74,6 +76,10 @@ def shape(found: Features) -> list[float]:
     ]  # fmt: skip
 
 
+# What NumPy, zipfile and json raise on a file that is cut, of another kind, or holds pickled objects.
+_UNREADABLE = (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
+
+
 class ArtifactError(ValueError):
     """The file is no classifier that this version can use."""
 
@@ -117,7 +123,7 @@ class Classifier:
                 meta = json.loads(held["meta"].tobytes())
                 grams = held["vocabulary"].tobytes().decode().split("\n")
                 weights = [held[name].astype(np.float32) for name in ("gram_weights", "shape_weights", "bias")]
-        except (ValueError, KeyError, EOFError) as exc:
+        except _UNREADABLE as exc:
             raise ArtifactError("is not a difficulty classifier") from exc
         if meta.get("format") != FORMAT or tuple(meta.get("shapes", ())) != SHAPE_NAMES:
             raise ArtifactError(f"was made for another version; train again (format {meta.get('format')})")

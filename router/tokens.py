@@ -140,4 +140,4 @@ def tokens_of(counts: npt.NDArray[np.intp]) -> int:
 
 def estimate_tokens(text: str) -> int:
     """Tokens that `text` will be for a current model, rather a little too high; 0 for nothing. Never raises."""
-    return tokens_of(pair_counts(text)) if text else 0
+    return max(1, tokens_of(pair_counts(text))) if text else 0

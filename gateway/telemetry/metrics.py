@@ -126,6 +126,8 @@ class Metrics:
         )
         self.ready = gauge("deployment_ready", "1: in use; 0: cooling down", "tier", "deployment", mode="livemin")
         self.log_dropped = counter("request_log_dropped_total", "Request-log lines that could not be written")
+        for result in ("ok", "failed"):
+            self.reloads.labels(result)  # there from the start, so that the first failure is an increase
         # Children are looked up once: `labels()` costs as much as the update itself.
         self.served = lru_cache(maxsize=4096)(self._served)
         self.overhead_of = lru_cache(maxsize=1024)(self.overhead.labels)

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import sys
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +40,7 @@ _SETTINGS: Mapping[str, Any] = MappingProxyType({
     "turn_off_message_logging": True,
     "redact_messages_in_exceptions": True,
     "disable_streaming_logging": True,
+    "disable_hf_tokenizer_download": True,  # else a model named like Llama costs a download, on the event loop
     "drop_params": False,
     "num_retries": 0,
     "REPEATED_STREAMING_CHUNK_LIMIT": sys.maxsize,  # else the 100th equal piece ends a stream: a table, a row of zeros
@@ -94,10 +96,14 @@ class LiteLLMUpstream:
 
     async def aclose(self) -> None:
         """Close LiteLLM's connection pools. They are the process's: after this, other instances open new ones."""
-        if self._loading is not None and self._loading.done() and not self._loading.cancelled():
-            litellm = self._loading.result()
-            await litellm.close_litellm_async_clients()
-            litellm.in_memory_llm_clients_cache.flush_cache()
+        if self._loading is None:
+            return
+        try:
+            litellm = await asyncio.shield(self._loading)
+        except ImportError:
+            return
+        await litellm.close_litellm_async_clients()
+        litellm.in_memory_llm_clients_cache.flush_cache()
 
 
 class WholeReply:
@@ -214,6 +220,8 @@ def _import() -> Any:
         logger.handlers.clear()
         logger.propagate = False
         logger.setLevel(logging.CRITICAL + 1)
+    # A call cancelled while LiteLLM prepares it in a thread leaves a coroutine behind that nobody starts.
+    warnings.filterwarnings("ignore", r"coroutine '.*completion.*' was never awaited", RuntimeWarning)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # writes each address at INFO
     return litellm
 

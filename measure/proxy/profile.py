@@ -128,7 +128,10 @@ def show(profile: Profile, top: int) -> str:
         ("function, self time", profile.self_time(), top),
         ("function, all time", profile.all_time(), top),
     ):
-        rows = [[name, f"{100 * count / profile.total:.1f} %"] for name, count in counted.most_common(most)]
+        told = [
+            (name, count) for name, count in counted.most_common() if count < profile.total
+        ]  # not what is above all
+        rows = [[name, f"{100 * count / profile.total:.1f} %"] for name, count in told[:most]]
         parts.append(table([title, "share"], rows))
     return "\n\n".join(parts)
 

@@ -49,7 +49,9 @@ def auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:
 
 
 def calibration_error(probability: Floats, outcome: Floats, bins: int = 10) -> float:
-    """Mean distance between what was said and what happened, over `bins` equally filled bins."""
+    """Mean distance between what was said and what happened, over `bins` equally filled bins; NaN for no probability."""
+    if probability.max() > 1 or probability.min() < 0:
+        return math.nan
     order = np.argsort(probability, kind="stable")
     parts = zip(np.array_split(probability[order], bins), np.array_split(outcome[order], bins), strict=True)
     return float(sum(len(said) * abs(said.mean() - was.mean()) for said, was in parts) / len(order))

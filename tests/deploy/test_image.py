@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -95,6 +96,22 @@ def test_everything_that_the_image_is_built_from_is_there() -> None:
     assert ignored(".venv/bin/python")
     assert ignored("tests/conftest.py")
     assert ignored(".git/config")
+
+
+def test_the_image_has_the_system_libraries_of_the_embedded_model() -> None:
+    """The slim base lacks some that a usual machine has: it would start here, and not there."""
+    spec = importlib.util.find_spec("xllamacpp")
+    assert spec is not None
+    assert spec.origin is not None
+    needed = {
+        name.decode()
+        for library in Path(spec.origin).parent.glob("*.so")
+        for name in re.findall(rb"\0(lib[a-z+]+)\.so\.\d+(?=\0)", library.read_bytes())
+    }
+    installed = {name for rest in last_stage()["RUN"] for name in re.findall(r"\b(lib[a-z+]+)\d\b", rest)}
+
+    assert "libgomp" in needed
+    assert needed <= {"libc", "libm", "libpthread", "libdl", "librt", "libstdc++", "libgcc_s"} | installed
 
 
 def packages() -> list[str]:

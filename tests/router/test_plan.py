@@ -238,10 +238,11 @@ def test_prompt_that_fits_nowhere_gives_an_empty_plan_with_reasons() -> None:
 
 
 def test_embeddings_and_chat_never_share_a_deployment() -> None:
-    """A tier may hold both kinds."""
+    """A tier may hold both kinds. Embeddings stay in their tier: vectors of two models cannot be compared."""
     bench = Bench(EMBEDDING)
 
-    assert ["e", "f"] == bench.names(call(surface="embeddings"))
+    assert ["e"] == bench.names(call(surface="embeddings"))
+    assert ["f"] == bench.names(call(surface="embeddings", model="large"))
     assert ["a", "c"] == bench.names(call())
 
 

@@ -1,0 +1,241 @@
+"""The tree of errors on the wire: every class has a status and a body that typed clients can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import (
+    AttemptError,
+    BadRequest,
+    Broken,
+    ClientError,
+    Exhausted,
+    Forbidden,
+    GatewayError,
+    Misconfigured,
+    NotFound,
+    OutOfCredit,
+    OutputInvalid,
+    OverBudget,
+    Overloaded,
+    QueueFull,
+    RateLimited,
+    Refused,
+    TimedOut,
+    TooLarge,
+    TooLong,
+    Unauthorized,
+    UnknownModel,
+    Unreachable,
+    UnsupportedMedia,
+    body,
+    wire,
+)
+from router.types import AttemptOutcome
+
+REFUSAL = json.dumps({"error": {"message": "内容违规", "type": "invalid_request_error", "param": None, "code": "content_filter"}})
+
+
+def _subclasses(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def make(cls: type[GatewayError]) -> GatewayError:
+    special: dict[type[GatewayError], Any] = {
+        TimedOut: lambda: TimedOut("idle"),
+        Refused: lambda: Refused("refused", status=400, body=REFUSAL.encode()),
+        Exhausted: lambda: Exhausted(()),
+    }
+    return special.get(cls, lambda: cls("something happened"))()  # type: ignore[no-any-return]
+
+
+CLASSES = sorted(set(_subclasses(GatewayError)), key=lambda cls: cls.__name__)
+ROWS: dict[type[GatewayError], tuple[int, str, str | None]] = {
+    BadRequest: (400, "invalid_request_error", None),
+    UnsupportedMedia: (415, "invalid_request_error", "unsupported_encoding"),
+    Unauthorized: (401, "authentication_error", "invalid_api_key"),
+    Forbidden: (403, "permission_error", "model_not_allowed"),
+    UnknownModel: (404, "invalid_request_error", "model_not_found"),
+    NotFound: (404, "invalid_request_error", "unknown_url"),
+    TooLarge: (413, "invalid_request_error", "request_too_large"),
+    RateLimited: (429, "rate_limit_error", "rate_limit_exceeded"),
+    OverBudget: (429, "insufficient_quota", "insufficient_quota"),
+    Unreachable: (502, "server_error", "upstream_unreachable"),
+    Overloaded: (503, "server_error", "upstream_overloaded"),
+    OutOfCredit: (503, "server_error", "upstream_out_of_credit"),
+    TimedOut: (504, "server_error", "upstream_timeout"),
+    Broken: (502, "server_error", "upstream_error"),
+    Misconfigured: (502, "server_error", "upstream_misconfigured"),
+    QueueFull: (503, "server_error", "queue_full"),
+    TooLong: (400, "invalid_request_error", "context_length_exceeded"),
+    Refused: (400, "invalid_request_error", None),
+    OutputInvalid: (502, "server_error", "output_invalid"),
+    Exhausted: (503, "server_error", "no_deployment"),
+}
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(body(error, "req-1"))
+    return found
+
+
+def test_tree_holds_no_class_that_this_table_does_not() -> None:
+    """A new error needs a status of its own, decided by somebody; it must not become a 500 by accident."""
+    assert set(ROWS) | {ClientError, AttemptError} == set(CLASSES)
+
+
+@pytest.mark.parametrize("cls", ROWS, ids=lambda cls: cls.__name__)
+def test_class_has_its_status_type_and_code(cls: type[GatewayError]) -> None:
+    """Clients branch on these three; changing one is a breaking change."""
+    assert ROWS[cls] == tuple(wire(make(cls)))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_body_has_the_openai_form(cls: type[GatewayError]) -> None:
+    """Typed clients refuse an error whose code is a number, and then nobody sees the message."""
+    found = told(make(cls))
+
+    assert {"error"} == found.keys()
+    assert {"message", "type", "param", "code", "request_id"} == found["error"].keys()
+    assert found["error"]["message"]
+    assert isinstance(found["error"]["message"], str)
+    assert isinstance(found["error"]["type"], str)
+    assert all(value is None or isinstance(value, str) for value in found["error"].values())
+    assert "req-1" == found["error"]["request_id"]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_class_says_what_may_help(cls: type[GatewayError]) -> None:
+    """`execute` reads `then` and `blame`, and nothing else."""
+    assert cls.then in ("stop", "retry", "fallback", "larger", "escalate")
+    assert isinstance(cls.blame, bool)
+    if not issubclass(cls, AttemptError):
+        assert ("stop", False) == (cls.then, cls.blame)
+
+
+@pytest.mark.parametrize(
+    ("cls", "then", "blame", "outcome"),
+    [
+        (Unreachable, "retry", True, AttemptOutcome.UNREACHABLE),
+        (Overloaded, "retry", True, AttemptOutcome.OVERLOADED),
+        (OutOfCredit, "fallback", True, AttemptOutcome.OVERLOADED),
+        (TimedOut, "fallback", True, AttemptOutcome.TIMED_OUT),
+        (Broken, "fallback", True, AttemptOutcome.BROKEN),
+        (Misconfigured, "fallback", True, AttemptOutcome.MISCONFIGURED),
+        (QueueFull, "fallback", False, AttemptOutcome.QUEUE_FULL),
+        (TooLong, "larger", False, AttemptOutcome.TOO_LONG),
+        (Refused, "stop", False, AttemptOutcome.REFUSED),
+        (OutputInvalid, "escalate", False, AttemptOutcome.OUTPUT_INVALID),
+    ],
+)
+def test_failed_attempts_lead_where_the_design_says(
+    cls: type[AttemptError], then: str, blame: bool, outcome: AttemptOutcome
+) -> None:
+    """What nobody is to blame for must not open a breaker; what was sent must not be sent twice."""
+    assert (then, blame, outcome) == (cls.then, cls.blame, cls.outcome)
+
+
+def test_every_attempt_error_is_in_that_table() -> None:
+    """Including the next one that somebody adds."""
+    assert {cls for cls in CLASSES if issubclass(cls, AttemptError)} - {AttemptError} == {
+        Unreachable, Overloaded, OutOfCredit, TimedOut, Broken, Misconfigured, QueueFull, TooLong, Refused, OutputInvalid,
+    }  # fmt: skip
+
+
+def test_subclass_without_a_row_takes_its_parents() -> None:
+    """The table is looked up along the MRO."""
+
+    class Slower(TimedOut):
+        pass
+
+    assert ROWS[TimedOut] == tuple(wire(Slower("idle")))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret sk-123"), KeyError("你的密码"), GatewayError("boom")])
+def test_what_is_not_ours_is_an_internal_error_without_its_text(error: Exception) -> None:
+    """An exception's text may hold anything: a path, a key, a prompt."""
+    found = told(error)
+
+    assert (500, "server_error", "internal_error") == tuple(wire(error))
+    assert "internal_error" == found["error"]["code"]
+    if not isinstance(error, GatewayError):
+        assert "internal error" == found["error"]["message"]
+
+
+@given(st.text(max_size=200), st.none() | st.text(max_size=20), st.none() | st.text(max_size=20))
+def test_any_words_stay_json(message: str, param: str | None, code: str | None) -> None:
+    """Quotes, line ends and Chinese come from an encoder, never from formatting."""
+    found = told(BadRequest(message.encode("utf-8", "replace").decode(), param=param, code=code))
+
+    assert param == found["error"]["param"]
+    assert (code or None) == found["error"]["code"]
+
+
+# --- refusals ---
+
+
+def test_refusal_passes_the_upstreams_own_words_and_status() -> None:
+    """A content filter's reason is the caller's to read; only our request id is added."""
+    error = Refused("the model refused the request", status=422, body=REFUSAL.encode())
+
+    assert 422 == wire(error).status
+    assert {**json.loads(REFUSAL)["error"], "request_id": "req-1"} == told(error)["error"]
+
+
+# --- exhaustion ---
+
+TOO_LONG = TooLong("too long", status=400)
+BUSY, LIMITED = Overloaded("busy", status=503), Overloaded("slow down", status=429, code="tokens_per_minute")
+
+
+@pytest.mark.parametrize(
+    ("causes", "status", "code"),
+    [
+        ((), 503, "no_deployment"),
+        ((LIMITED,), 429, "tokens_per_minute"),
+        ((Overloaded("slow down", status=429),), 429, "rate_limit_exceeded"),
+        ((BUSY,), 503, "upstream_overloaded"),
+        ((TimedOut("first_token"),), 504, "upstream_timeout"),
+        ((Broken("cut"),), 502, "upstream_error"),
+        ((Unreachable("refused"),), 502, "upstream_unreachable"),
+        ((Misconfigured("401"),), 502, "upstream_misconfigured"),
+        ((QueueFull("full"),), 503, "queue_full"),
+        ((OutputInvalid("no JSON"),), 502, "output_invalid"),
+        ((TOO_LONG,), 400, "context_length_exceeded"),
+        ((TOO_LONG, TOO_LONG), 400, "context_length_exceeded"),
+        ((LIMITED, TimedOut("idle")), 504, "upstream_timeout"),
+        ((TimedOut("idle"), LIMITED), 429, "tokens_per_minute"),
+        ((TOO_LONG, BUSY), 503, "upstream_overloaded"),
+        ((BUSY, TOO_LONG), 503, "upstream_overloaded"),
+    ],
+)
+def test_status_of_exhaustion_follows_its_causes(causes: tuple[AttemptError, ...], status: int, code: str) -> None:
+    """A 429 tells the SDK to wait, a 400 to shorten the prompt: a 503 for everything would tell it nothing.
+
+    A prompt that is too long for one model and found the larger one busy is not a mistake of the caller's.
+    """
+    error = Exhausted(causes)
+
+    assert (status, code) == (wire(error).status, told(error)["error"]["code"])
+
+
+def test_exhaustion_for_length_names_the_parameter() -> None:
+    """Clients that shorten conversations look at both."""
+    assert "messages" == told(Exhausted((TOO_LONG,)))["error"]["param"]
+    assert told(Exhausted(()))["error"]["param"] is None
+
+
+def test_exhaustion_says_when_the_first_one_may_be_back() -> None:
+    """The shortest of the waits: then somebody at least can be asked."""
+    causes = (Overloaded("a", retry_after=20.0), Broken("b"), Overloaded("c", retry_after=7.0), QueueFull("d"))
+
+    assert 7.0 == Exhausted(causes).retry_after
+    assert Exhausted((Broken("b"),)).retry_after is None
