@@ -17,14 +17,16 @@ from gateway.admission.slots import Slot
 from gateway.answer import read_answer
 from gateway.deadline import within
 from gateway.errors import AttemptError, Exhausted
-from gateway.stream import Live, Stream, Whole, relay_for
+from gateway.stream import CostOf, Live, Relay, Stream, Whole
+from gateway.telemetry.cost import baseline_price, cost_usd
 from gateway.telemetry.log import Log
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.base import Upstream
 from gateway.upstream.body import replace_fields, rewrite
 from router.backoff import delay
 from router.health import Health
-from router.types import Attempt, AttemptOutcome, AttemptRecord, Call, Outcome, Plan
+from router.policy import Deployment, Policy
+from router.types import Attempt, AttemptOutcome, AttemptRecord, Call, Outcome, Plan, Usage
 
 
 class Executor:
@@ -32,6 +34,7 @@ class Executor:
 
     def __init__(
         self,
+        policy: Policy,
         upstreams: Mapping[str, Upstream],
         slots: Mapping[str, Slot],
         health: Health,
@@ -43,6 +46,7 @@ class Executor:
         self._health = health
         self._metrics = metrics
         self._log = log
+        self._usage_cost, self._baseline = policy.usage_cost, baseline_price(policy)
         self._uniform: Callable[[float, float], float] = random.uniform
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -126,7 +130,10 @@ class Executor:
         try:
             async with within(min(first_due, due), "first_token" if first_due <= due else "total"):
                 reply = await upstream.open(call, attempt, rewrite(call, attempt.deployment))
-                relay = relay_for(call, attempt, rename(call, outcome), due, outcome.keep)
+                relay = Relay(
+                    call.request_id, not call.wants_usage, rename(call, outcome), attempt.tier.timeouts.idle, due,
+                    call.n, outcome.keep, self._cost_of(attempt.deployment) if call.wants_usage else None,
+                )  # fmt: skip
                 live = Live(attempt, record, reply, relay, self._slots[attempt.deployment.name].release)
                 await live.begin()
         except BaseException:
@@ -158,6 +165,16 @@ class Executor:
         if (name := rename(call, outcome)) is not None and answer.model is not None:
             return replace_fields(body, {"model": name})
         return body
+
+    def _cost_of(self, deployment: Deployment) -> CostOf | None:
+        if not self._usage_cost:
+            return None
+
+        def cost_of(usage: Usage) -> tuple[float | None, float | None]:
+            cost, baseline = cost_usd(usage, deployment.price), cost_usd(usage, self._baseline)
+            return cost, None if cost is None or baseline is None else baseline - cost
+
+        return cost_of
 
     def _note_failure(self, attempt: Attempt, record: AttemptRecord, exc: AttemptError, call: Call) -> None:
         record.outcome, record.error, record.status = exc.outcome, str(exc), exc.status

@@ -61,7 +61,7 @@ class Runtime:
             for tier in policy.tiers.values()
             for deployment in tier.deployments
         }
-        self.executor = Executor(self._by_deployment, slots(policy, metrics), self.health, metrics, log)
+        self.executor = Executor(policy, self._by_deployment, slots(policy, metrics), self.health, metrics, log)
         self.settler = Settler(policy, metrics, self.health, self.request_log, log)
         for tier in policy.tiers.values():
             for deployment in tier.deployments:

@@ -94,7 +94,7 @@ def _listen(settings: Settings) -> socket.socket:
 async def _supervise(settings: Settings, loaded: Loaded, sock: socket.socket) -> int:
     log = make_log(settings.log_level)
 
-    def report(event: str, **fields: Any) -> None:
+    def report(event: str, /, **fields: Any) -> None:
         log.warning(event, **fields) if "died" in event or "failed" in event else log.info(event, **fields)
 
     models = LocalModels(_specs(loaded), report)

@@ -8,12 +8,12 @@ from cache.answer import StoredAnswer
 from cache.lookup import Lead
 from gateway.execute import blamed, praised
 from gateway.stream import Live, Stream, Whole
-from gateway.telemetry.cost import cost_usd
+from gateway.telemetry.cost import baseline_price, cost_usd
 from gateway.telemetry.log import Log
 from gateway.telemetry.metrics import Metrics, Served
 from gateway.telemetry.request_log import RequestLogWriter, outcome_label
 from router.health import Health
-from router.policy import Deployment, Policy, Price
+from router.policy import Policy
 from router.tokens import estimate_tokens
 from router.types import AttemptOutcome, AttemptRecord, Outcome, Usage
 
@@ -27,7 +27,7 @@ class Settler:
         self, policy: Policy, metrics: Metrics, health: Health, request_log: RequestLogWriter, log: Log
     ) -> None:
         self._deployments = {d.name: d for tier in policy.tiers.values() for d in tier.deployments}
-        self._baseline = _baseline_price(policy)
+        self._baseline = baseline_price(policy)
         self._metrics = metrics
         self._health = health
         self._request_log = request_log
@@ -177,11 +177,3 @@ def _count_tokens(usage: Usage, served: Served) -> None:
     ):  # fmt: skip
         if tokens:
             counter.inc(tokens)
-
-
-def _baseline_price(policy: Policy) -> Price | None:
-    """The price that savings are counted against."""
-    if policy.baseline_price is not None:
-        return policy.baseline_price
-    deployments: tuple[Deployment, ...] = policy.tiers[policy.baseline].deployments if policy.baseline else ()
-    return next((one.price for one in deployments if one.price is not None), None)

@@ -19,10 +19,10 @@ from gateway import errors
 from gateway.deadline import within
 from gateway.errors import AttemptError, Broken, Phase
 from gateway.upstream.base import Reply
-from gateway.upstream.body import replace_fields
+from gateway.upstream.body import replace_fields, with_cost
 from gateway.upstream.failures import classify_event
 from gateway.upstream.sse import DONE, Chunk, EventTooLarge, Splitter, decode_chunk, payload
-from router.types import Attempt, AttemptOutcome, AttemptRecord, Call, Usage
+from router.types import Attempt, AttemptOutcome, AttemptRecord, Usage
 
 FINISH_GRACE_S = 1.0  # after the finish reason: time for usage and end marker, which some servers never send
 LEFTOVER_S = 0.05  # after the end marker: time for the end of the HTTP body, so that its connection can be used again
@@ -68,6 +68,9 @@ class Whole:
         return
 
 
+CostOf = Callable[[Usage], tuple[float | None, float | None]]  # usage → cost and saved, USD
+
+
 class Relay(msgspec.Struct, frozen=True):
     """How events are passed on."""
 
@@ -78,6 +81,7 @@ class Relay(msgspec.Struct, frozen=True):
     due: float  # time.monotonic(): the end of the attempt
     choices: int = 1
     record: bool = False  # the answer may be stored
+    cost_of: CostOf | None = None  # the usage event also tells the cost
 
 
 class Live:
@@ -189,6 +193,8 @@ class Live:
             event = b"data: " + data + b"\n\n"
         if self.assembly is not None:
             self.assembly.add(data)
+        if self._relay.cost_of is not None and chunk.usage is not None and self.usage is not None:
+            event = b"data: " + with_cost(data, *self._relay.cost_of(self.usage)) + b"\n\n"
         return b"" if chunk.is_usage_only and self._relay.hide_usage else event
 
     def _note(self, chunk: Chunk) -> None:
@@ -246,8 +252,3 @@ def _decode(event: bytes, data: bytes) -> Chunk:
     if event.startswith((b"event: error", b"event:error")):
         raise classify_event(data)
     return chunk
-
-
-def relay_for(call: Call, attempt: Attempt, rename: bytes | None, due: float, record: bool) -> Relay:
-    hide = not call.wants_usage
-    return Relay(call.request_id, hide, rename, attempt.tier.timeouts.idle, due, call.n, record)

@@ -284,6 +284,7 @@ class Policy(Frozen):
     timeout: Seconds = 600.0  # a whole request, all attempts; the header x-tiergate-timeout may shorten it
     max_body: Bytes = 32 * 2**20
     log: RequestLog = RequestLog()
+    usage_cost: bool = False  # true: the usage event of a stream also tells cost_usd and saved_usd
 
     @cached_property
     def tier_names(self) -> tuple[str, ...]:

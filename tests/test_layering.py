@@ -145,7 +145,9 @@ def test_importing_the_app_loads_nothing_heavy() -> None:
     heavy = ("litellm", "sklearn", "torch", "xllamacpp", "httpx", "requests", "transformers")
     code = f"import sys, gateway.app; print([name for name in {heavy!r} if name in sys.modules])"
 
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert "[]" == done.stdout.strip()
 
@@ -155,6 +157,8 @@ def test_importing_the_command_line_loads_no_server() -> None:
     heavy = ("fastapi", "aiohttp", "uvicorn", "numpy", "litellm", "sklearn")
     code = f"import sys, gateway.cli; print([name for name in {heavy!r} if name in sys.modules])"
 
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert "[]" == done.stdout.strip()

@@ -64,6 +64,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
     async def live(request: Request) -> Response:
         return _json(request, {"status": "ok"})
 
+    @router.get("/health", include_in_schema=False)
     @router.get("/health/ready", summary="200 when requests can be answered, 503 while an embedded model still loads")
     async def ready(request: Request) -> Response:
         loading = [model for model, port in local_ports.items() if not await _listens(port)]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from router.policy import Price
+from router.policy import Policy, Price
 from router.types import Usage
 
 _MILLION = 1_000_000
+
+
+def baseline_price(policy: Policy) -> Price | None:
+    """The price that savings are counted against; None: unknown."""
+    if policy.baseline_price is not None or not policy.baseline:
+        return policy.baseline_price
+    return next((one.price for one in policy.tiers[policy.baseline].deployments if one.price is not None), None)
 
 
 def cost_usd(usage: Usage | None, price: Price | None) -> float | None:

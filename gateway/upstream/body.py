@@ -22,6 +22,13 @@ def replace_fields(body: bytes, fields: dict[str, bytes]) -> bytes:
     return b"{" + b",".join([orjson.dumps(name) + b":" + bytes(value) for name, value in values.items()]) + b"}"
 
 
+def with_cost(chunk: bytes, cost_usd: float | None, saved_usd: float | None) -> bytes:
+    """A chunk that holds usage, with what the answer cost inside it."""
+    usage = bytes(_read_object(chunk)["usage"])
+    told = {"cost_usd": orjson.dumps(cost_usd), "saved_usd": orjson.dumps(saved_usd)}
+    return replace_fields(chunk, {"usage": replace_fields(usage, told)})
+
+
 def rewrite(call: Call, deployment: Deployment) -> bytes:
     """What a deployment is sent: its own model name, the policy's overrides, and a wish for usage in streams."""
     fields = {"model": orjson.dumps(deployment.model_id)}

@@ -23,7 +23,7 @@ def slim(record: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
     """The record with only the scores of its source's pair and of the tiers, and without its prompt told twice."""
     kept = {name: record[name] for name in _KEPT if record.get(name) is not None}
     if "messages" in kept:
-        del kept["prompt"]
+        kept.pop("prompt", None)
     pair = pairs.get(record.get("source", ""), {})
     if scores := {model: score for model, score in record.get("scores", {}).items() if model in pair.values()}:
         kept["scores"] = scores

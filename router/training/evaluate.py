@@ -49,7 +49,7 @@ def auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:
 
 
 def calibration_error(probability: Floats, outcome: Floats, bins: int = 10) -> float:
-    """Mean distance between what was said and what happened, over `bins` equally filled bins; NaN for no probability."""
+    """Mean distance of what was said from what happened, over equally filled bins; NaN for scores outside [0, 1]."""
     if probability.max() > 1 or probability.min() < 0:
         return math.nan
     order = np.argsort(probability, kind="stable")

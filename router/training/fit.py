@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,15 @@ def _meta(rows: Sequence[Row], chosen: Settings) -> dict[str, Any]:
 
 
 def train(rows: Sequence[Row], chosen: Settings = DEFAULTS) -> Trained:
-    """Fit everything on the rows whose source may be trained on; the others are ignored."""
+    """Fit everything on the rows whose source may be trained on; the others are ignored.
+
+    On one thread: sums are then taken in the same order on any number of cores, and small problems are faster so.
+    """
+    with import_module("threadpoolctl").threadpool_limits(1):
+        return _train(rows, chosen)
+
+
+def _train(rows: Sequence[Row], chosen: Settings) -> Trained:
     allowed = [row for row in rows if row.source in TRAINABLE or row.source in JUDGED]
     found = [features(row.call) for row in allowed]
     columns = vocabulary(found, chosen.min_count)

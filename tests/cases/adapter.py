@@ -99,7 +99,7 @@ SETUP_WORDS = frozenset(
         "route", "fallback", "fallbacks_by_tier", "default_fallback", "retries", "timeouts_ms", "tiers", "aliases",
         "cache", "caps", "cooldown", "prices", "config", "max_body_bytes", "pool_connections", "workers", "log_level",
         "log_prompts", "shutdown_grace_ms", "policy", "default_tier", "extra_upstreams",
-        # known, and not expressible yet
+        # Known, and not expressible yet. (`pool_connections` needs nothing: our pool of connections has no limit.)
         "validation", "canary", "shadow", "classifier", "classifier_timeout_ms", "keepalive_ms", "run_in",
     }
 )  # fmt: skip

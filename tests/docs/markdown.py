@@ -43,7 +43,7 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
     """The page's blocks in these languages, in order."""
     text = page.read_text(encoding="utf-8")
     matches = list(_FENCE.finditer(text))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    for match, following in zip(matches, [*matches[1:], None], strict=False):
         if match[2] not in languages:
             continue
         shown = None

@@ -18,14 +18,21 @@ PRELUDE = """
 set -euo pipefail
 curl() { command curl --fail-with-body --silent --show-error "$@"; }
 """
-# First words that are not run here: they set things up, start a gateway of their own, or need what is not there.
-SETS_UP = ("make", "git", "pip", "docker", "helm", "kubectl", "export", "ollama", "source", ".", "cd", "kill", "pytest")
-STARTS = re.compile(r"^(tiergate|\S*tiergate) (serve --policy|pull|train(?! --help))", re.MULTILINE)
+# Commands that are not run here: they set things up, start a gateway of their own, or need what is not there.
+NOT_RUN = re.compile(
+    r"^(make|git|pip|docker|helm|kubectl|ollama|source|pytest|kill|\S*python -m|sed|"
+    r"\S*tiergate (serve --policy|pull|train(?! --help)))\b",
+    re.MULTILINE,
+)
 
 
 def is_run(block: Block) -> bool:
     """Whether a shell block is run as it stands."""
-    return block.text.split(None, 1)[0] not in SETS_UP and not STARTS.search(block.text)
+    return NOT_RUN.search(block.text) is None and not set(block.text.split("\n")) <= {"", *exports(block)}
+
+
+def exports(block: Block) -> list[str]:
+    return [line for line in block.text.splitlines() if line.startswith("export ")]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -37,7 +44,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 async def run_shell(text: str, address: str) -> str:
     """What it printed. AssertionError if it fails."""
-    return await _run(["bash", "-c", PRELUDE + text.replace(DOCUMENTED, address)])
+    return await _run(["bash", "-c", PRELUDE + text.replace(DOCUMENTED, address).replace(".venv/bin/", "")])
 
 
 async def run_python(text: str, address: str) -> str:

@@ -440,6 +440,16 @@ async def test_idle_connection_closed_by_its_server_costs_no_request(gateway: Ga
     assert "1" == second.attempts
 
 
+async def test_usage_event_tells_the_cost_where_the_policy_says_so(start: Start, small: Upstream) -> None:
+    """Headers leave before a stream's cost is known; its usage event does not."""
+    gateway = await start({"tiers": {"small": tier(small, "small")}, "usage_cost": True})
+    small.script(Send(HEAD), Send(event("x")), Send(finish()), Send(usage_event(70, 30)), Send(DONE))
+
+    reply = await gateway.chat(model="small", stream=True, stream_options={"include_usage": True})
+
+    assert (70, 0.00013, 0.0) == tuple(reply.usage[name] for name in ("prompt_tokens", "cost_usd", "saved_usd"))  # type: ignore[index]
+
+
 async def test_usage_of_a_stream_is_asked_for_and_hidden(gateway: Gateway, small: Upstream) -> None:
     """Costs need tokens; a caller who did not ask for usage must not see the event."""
     small.script(Send(HEAD), Send(event("x")), Send(finish()), Send(usage_event(70, 30)), Send(DONE))

@@ -70,7 +70,8 @@ def test_every_difficulty_is_a_probability(classifier: Classifier, ask: str) -> 
 def test_the_same_request_always_has_the_same_difficulty(classifier: Classifier) -> None:
     """Two workers, and the same worker tomorrow, must decide alike: also under another hash seed."""
     program = (
-        "from router.difficulty import Classifier; from router.features import features; from router.types import Call\n"
+        "from router.difficulty import Classifier; from router.features import features\n"
+        "from router.types import Call\n"
         "asks = ('Prove that 2 + 2 = 4 by induction.', '设计一个缓存,讨论取舍')\n"
         "load = Classifier.load()\n"
         "print([load.difficulty(features(Call('r', 'chat', b'', 'auto', last_user=a, text=a))) for a in asks])"

@@ -6,11 +6,18 @@ import json
 from typing import Any
 
 import orjson
+import pytest
 
 from gateway.upstream.litellm import LiteLLMUpstream
 from router.policy import Deployment, Tier
 from router.types import Attempt, Call
 from tests.upstream import END_CHUNKS, HEAD_CHUNKED, Chunk, Send, Step, Upstream, data
+
+# LiteLLM's own classes bring these up on first use. It silences them once, at its import; pytest undoes that.
+LITELLM_WARNINGS = [
+    pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Accessing the .* attribute on the instance is deprecated:DeprecationWarning"),
+]
 
 KEY = "sk-very-secret"
 CLAUDE, GEMINI = "anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-flash"

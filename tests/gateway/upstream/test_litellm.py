@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.gateway.upstream.providers import (
     CLAUDE,
     GEMINI,
     KEY,
+    LITELLM_WARNINGS,
     Provider,
     attempt,
     claude_block,
@@ -39,8 +41,7 @@ from tests.gateway.upstream.providers import (
 from tests.upstream import Chunk, Hang, Reset, Send, Until, Upstream, data, json_reply
 from tests.upstream import stream as openai_stream
 
-# LiteLLM's own classes are built on first use; it silences this warning once, at import, and pytest undoes that.
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning")
+pytestmark = LITELLM_WARNINGS
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{"
@@ -351,6 +352,9 @@ async def test_cancelled_before_the_request_is_sent_leaves_nothing(provider: Pro
         await opening
 
     await asyncio.get_running_loop().shutdown_default_executor()  # its thread comes to its end
+    await asyncio.sleep(0)
+    del opening
+    gc.collect()  # now, while the warning is hushed
     assert 1 == len(provider.server.requests)
 
 

@@ -24,10 +24,10 @@ from gateway.errors import (
 )
 from gateway.upstream.litellm import LiteLLMUpstream
 from gateway.upstream.litellm_failures import MEANINGS, failure, meaning_of
-from tests.gateway.upstream.providers import CLAUDE, GEMINI, KEY, Provider, claude_error
+from tests.gateway.upstream.providers import CLAUDE, GEMINI, KEY, LITELLM_WARNINGS, Provider, claude_error
 from tests.upstream import json_reply
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning")
+pytestmark = LITELLM_WARNINGS
 
 
 def not_connected() -> Exception:

@@ -11,6 +11,7 @@ from tests.gateway.conftest import Gateway, Start, tier
 from tests.gateway.upstream.providers import (
     CLAUDE,
     KEY,
+    LITELLM_WARNINGS,
     claude_end,
     claude_error,
     claude_message,
@@ -20,7 +21,7 @@ from tests.gateway.upstream.providers import (
 )
 from tests.upstream import Hang, Upstream, answer, json_reply
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning")
+pytestmark = LITELLM_WARNINGS
 
 # LiteLLM is imported by the first request: seconds, on a busy machine.
 TIMEOUTS = {"connect": "30s", "first_token": "60s", "first_byte": "60s", "idle": "30s", "total": "60s"}

@@ -15,6 +15,7 @@ from tests.gateway.upstream.providers import (
     CLAUDE,
     GEMINI,
     KEY,
+    LITELLM_WARNINGS,
     Provider,
     claude_message,
     gemini_piece,
@@ -22,7 +23,7 @@ from tests.gateway.upstream.providers import (
 )
 from tests.upstream import json_reply
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier.*:UserWarning")
+pytestmark = LITELLM_WARNINGS
 
 OK = claude_message({"type": "text", "text": "ok"})
 SCHEMA = {
