@@ -94,9 +94,11 @@ def pull(name: Annotated[str, typer.Argument(help="A model that can be fetched: 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def train(context: typer.Context) -> None:
     """Train the difficulty classifier (needs the extra `train`); `tiergate train --help` tells its options."""
-    from router.training.__main__ import main
-
-    raise typer.Exit(main(context.args))
+    try:
+        from router.training.__main__ import main
+    except ImportError as exc:
+        _found_wrong(f"training needs a package that is not here ({exc.name}): pip install 'tiergate[train]'")
+    main(context.args)
 
 
 @keys.command("new")

@@ -36,7 +36,7 @@ def explain_prompt(prompt: str, policy: Policy, model: str, as_json: bool) -> st
     call = read_chat(body, "explain", {}, NO_CACHE_CONTROL)
     decision = decider.decide(call, "-")
     plan = Planner(policy, Health(time.monotonic), random.uniform).plan(decision, call, decider.targets[model])
-    told = explain(call, decision, plan)
+    told = explain(call, decision, plan, decider.judge(call))
     return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode() if as_json else "\n".join(_lines(told))
 
 
@@ -45,7 +45,8 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"tier        {told['tier']}  ({told['reason']})"
     if told["difficulty"] is not None:
         bounds = ", ".join(f"{tier} from {value:g}" for tier, value in told["thresholds"].items())
-        yield f"difficulty  {told['difficulty']:.3f}  (thresholds: {bounds or 'none'})"
+        unused = "" if told["by"] == "difficulty" else "; not what decided"
+        yield f"difficulty  {told['difficulty']:.3f}  (thresholds: {bounds or 'none'}{unused})"
     if told["rule"]:
         yield f"rule        {told['rule']}"
     yield f"tokens      about {told['prompt_tokens']} in the prompt"

@@ -59,6 +59,10 @@ class Decider:
             return _decision(route, tiers[0], "default", f"{call.surface} are not judged by difficulty", seen)
         return self._choose(call, key, route, tiers, seen)
 
+    def judge(self, call: Call) -> float | None:
+        """The difficulty of a call, whoever decides on it; None if the classifier fails."""
+        return self._difficulty(features(call))
+
     def _choose(self, call: Call, key: str, route: Route, tiers: tuple[str, ...], seen: Features) -> Decision:
         rule = self._first_rule(call, seen, key, route.name)
         if rule is not None and rule.tier is not None:

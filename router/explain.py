@@ -10,8 +10,11 @@ from router.types import Call, Decision, Plan
 ASSUMED_OUTPUT_TOKENS = 256  # where the caller sets no limit
 
 
-def explain(call: Call, decision: Decision, plan: Plan) -> dict[str, Any]:
-    """Route, tier, reason, difficulty, thresholds, features, attempts and estimated cost, ready for JSON."""
+def explain(call: Call, decision: Decision, plan: Plan, difficulty: float | None) -> dict[str, Any]:
+    """Route, tier, reason, difficulty, thresholds, features, attempts and estimated cost, ready for JSON.
+
+    `difficulty` is told even where a rule or a fixed tier decided (`by`).
+    """
     output = min(call.max_output_tokens or ASSUMED_OUTPUT_TOKENS, ASSUMED_OUTPUT_TOKENS)
     attempts = [
         {
@@ -28,7 +31,7 @@ def explain(call: Call, decision: Decision, plan: Plan) -> dict[str, Any]:
         "by": decision.by,
         "reason": decision.reason,
         "rule": decision.rule,
-        "difficulty": None if decision.difficulty is None else round(decision.difficulty, 4),
+        "difficulty": None if difficulty is None else round(difficulty, 4),
         "thresholds": dict(decision.thresholds),
         "prompt_tokens": decision.prompt_tokens,
         "features": dict(decision.features),

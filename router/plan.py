@@ -25,7 +25,8 @@ class Planner:
     def plan(self, decision: Decision, call: Call, target: Target) -> Plan:
         """Attempts in order. Those of deployments that cool down are left out, unless there is nobody else."""
         wanted, skipped = self._candidates(decision, call, target)
-        ready, resting = [], []
+        ready: list[Attempt] = []
+        resting: list[Attempt] = []
         for attempt in wanted:
             (ready if self._health.ready(attempt.deployment.name) else resting).append(attempt)
         if resting and not ready:

@@ -58,7 +58,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
         check_model(call.model, key, rt)
         decision = rt.decider.decide(call, key.name if key else "-")
         plan: Plan = rt.planner.plan(decision, call, rt.decider.targets[call.model])
-        return _json(request, {"request_id": call.request_id, **explain(call, decision, plan)})
+        return _json(request, {"request_id": call.request_id, **explain(call, decision, plan, rt.decider.judge(call))})
 
     @router.get("/health/live", summary="200 while the process runs")
     async def live(request: Request) -> Response:

@@ -15,6 +15,7 @@ from tests.upstream import Upstream
 @pytest.fixture
 async def adapter() -> AsyncIterator[LiteLLMUpstream]:
     upstream = LiteLLMUpstream()
+    await upstream.load()  # seconds, the first time: not on the clock of a test
     yield upstream
     await upstream.aclose()
 
