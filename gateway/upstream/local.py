@@ -190,7 +190,8 @@ class _Child:
         if await self._answers():
             self._report("local_model_ready", **self._fields(), seconds=round(time.monotonic() - started, 2))
             self._turn("ready")
-            code = await self._process.wait()
+            await self._process.wait()
+            code = await self._end()
             self._turn("starting")
             self._report("local_model_died", **self._fields(), exit_code=code)
             return
@@ -231,8 +232,6 @@ class _Child:
         try:
             await self._end()
         finally:
-            if self._stderr is not None:
-                self._stderr.cancel()
             if self._port_holder is not None:
                 self._port_holder.close()
 
@@ -245,13 +244,24 @@ class _Child:
             process.terminate()
         try:
             async with asyncio.timeout(STOP_S):
-                return await process.wait()
+                await process.wait()
         except TimeoutError:
             pass
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        return await process.wait()
+        code = await process.wait()
+        await self._close_pipes(process)
+        return code
+
+    async def _close_pipes(self, process: asyncio.subprocess.Process) -> None:
+        """Of a child that has ended; the event loop keeps them open until they are read to the end."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        await process.stdout.read()
+        if self._stderr is not None:
+            await self._stderr
 
 
 def _hold_port() -> socket.socket:
