@@ -62,6 +62,7 @@ def build_app(
 def _lifespan(reloader: Reloader, settings: Settings):  # type: ignore[no-untyped-def]
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        reloader.start()
         tasks = [asyncio.create_task(reloader.watch(settings.watch_s)), asyncio.create_task(_flush(reloader))]
         try:
             yield

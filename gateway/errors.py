@@ -145,6 +145,17 @@ class Refused(AttemptError):
         self.body = body  # the upstream's error object in the OpenAI form, as JSON
 
 
+class Unsupported(AttemptError):
+    """This deployment's provider has no place for a field of the request; another one may."""
+
+    then, outcome = "fallback", AttemptOutcome.REFUSED
+    code = "unsupported_parameter"
+
+    def __init__(self, message: str, *, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class OutputInvalid(AttemptError):
     """Answered, but failed the route's check."""
 
@@ -195,6 +206,7 @@ _WIRE: dict[type[GatewayError], Wire] = {
     QueueFull: Wire(503, "server_error", "queue_full"),
     TooLong: Wire(400, "invalid_request_error", "context_length_exceeded"),
     Refused: Wire(400, "invalid_request_error", None),
+    Unsupported: Wire(400, "invalid_request_error", "unsupported_parameter"),
     OutputInvalid: Wire(502, "server_error", "output_invalid"),
     Exhausted: Wire(503, "server_error", "no_deployment"),
     GatewayError: Wire(500, "server_error", "internal_error"),

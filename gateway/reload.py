@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from gateway.runtime import Equipment, Runtime
 from router.policy import Policy
@@ -22,7 +23,7 @@ class Reloader:
         self._environ = environ
         self._seen = _stamp(path)
         self._announced: str | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self.current = Runtime(loaded.policy, equipment)
         self._announce(loaded.policy)
 
@@ -36,13 +37,17 @@ class Reloader:
             return self._refuse(tuple(str(exc).splitlines()))
         old = self.current
         self.current = Runtime(loaded.policy, self._equipment, old)
-        task = asyncio.create_task(old.retire())
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._in_background(old.retire(self.current))
+        self._in_background(self.current.prepare())
         self._announce(loaded.policy)
         self._equipment.metrics.reloads.labels("ok").inc()
         self._equipment.log.info("policy_reloaded", fingerprint=loaded.policy.fingerprint)
         return ()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _refuse(self, problems: tuple[str, ...]) -> tuple[str, ...]:
         self._equipment.metrics.reloads.labels("failed").inc()
@@ -64,6 +69,10 @@ class Reloader:
         info.labels(policy.fingerprint).set(1)
         self._announced = policy.fingerprint
 
+    def start(self) -> None:
+        """Inside the running loop: begin what must not hold up the start."""
+        self._in_background(self.current.prepare())
+
     async def watch(self, every_s: float) -> None:
         """Reload whenever the file is another one than before (edited, replaced, or a mounted ConfigMap swapped)."""
         while True:
@@ -75,9 +84,8 @@ class Reloader:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     async def aclose(self) -> None:
+        await asyncio.gather(*self._background)
         await self.current.retire()
-        for task in tuple(self._retiring):
-            await task
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

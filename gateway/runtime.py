@@ -6,13 +6,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import msgspec
 
 from cache.lookup import Cache, Lead
 from gateway.admission.keys import Keyring
 from gateway.admission.slots import slots
-from gateway.errors import BadRequest, GatewayError, TooLong, wire
+from gateway.errors import AttemptError, BadRequest, GatewayError, TooLong, wire
 from gateway.execute import Executor
 from gateway.settle import Settler
 from gateway.stream import Stream
@@ -55,7 +56,7 @@ class Runtime:
             previous.cache.replaced(policy.cache.exact) if previous else Cache(policy.cache.exact, self._count_cache)
         )
         self.request_log = RequestLogWriter(policy.log, metrics.log_dropped.inc)
-        self._upstreams = _upstreams(policy, equipment)
+        self._upstreams: Mapping[str, Upstream] = _upstreams(policy, equipment, previous._upstreams if previous else {})
         self._by_deployment = {
             deployment.name: self._upstreams["openai" if deployment.provider in OPENAI_PROVIDERS else "litellm"]
             for tier in policy.tiers.values()
@@ -116,13 +117,20 @@ class Runtime:
         if self._retired and self._calls == 0:
             self._idle.set()
 
-    async def retire(self) -> None:
+    async def prepare(self) -> None:
+        """Import in the background what the first request would have to wait for."""
+        for upstream in self._upstreams.values():
+            with suppress(AttemptError):  # told to the first call that needs it
+                await upstream.prepare()
+
+    async def retire(self, successor: Runtime | None = None) -> None:
         """Close what only this runtime uses, after the last of its calls."""
         self._retired = True
         if self._calls:
             await self._idle.wait()
-        for upstream in self._upstreams.values():
-            await upstream.aclose()
+        for name, upstream in self._upstreams.items():
+            if successor is None or successor._upstreams.get(name) is not upstream:
+                await upstream.aclose()
         self.request_log.close()
 
     def _classifier_failed(self, exc: BaseException) -> None:
@@ -135,11 +143,12 @@ class Runtime:
         return lambda result: event_of("exact", result).inc()
 
 
-def _upstreams(policy: Policy, equipment: Equipment) -> Mapping[str, Upstream]:
+def _upstreams(policy: Policy, equipment: Equipment, previous: Mapping[str, Upstream]) -> Mapping[str, Upstream]:
+    """By kind. LiteLLM keeps its clients for the whole process, so its upstream is handed on from policy to policy."""
     made: dict[str, Upstream] = {"openai": OpenAIUpstream(policy, equipment.local_ports)}
     providers = {deployment.provider for tier in policy.tiers.values() for deployment in tier.deployments}
     if not providers <= set(OPENAI_PROVIDERS):
         from gateway.upstream.litellm import LiteLLMUpstream  # only for a policy that needs it
 
-        made["litellm"] = LiteLLMUpstream()
+        made["litellm"] = previous.get("litellm") or LiteLLMUpstream()
     return made

@@ -155,11 +155,15 @@ def report(started: Sequence[Startup], imports: Sequence[Import], modules: Seque
     )  # fmt: skip
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--top", type=int, default=15, help="modules to list")
-    asked = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    asked = arguments()
     started = starts(asked.runs)
     imports = [one for what, modules in IMPORTS.items() if (one := imported(what, modules, asked.runs))]
     print(report(started, imports, slowest(asked.top, asked.runs)))

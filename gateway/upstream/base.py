@@ -37,8 +37,12 @@ class Upstream(Protocol):
     async def open(self, call: Call, attempt: Attempt, body: bytes) -> Reply:
         """Send `body` (the caller's JSON, rewritten for the deployment) and wait for the head of the answer.
 
-        Raises `AttemptError`, or `BadRequest` for a field that cannot be carried over to the provider.
+        Raises `AttemptError`; `Unsupported` for a field that cannot be carried over to the provider.
         """
+        ...
+
+    async def prepare(self) -> None:
+        """Get ready what the first call would have to wait for. Raises `AttemptError`."""
         ...
 
     async def aclose(self) -> None:

@@ -72,8 +72,11 @@ class LiteLLMUpstream:
             self._loading = None
             raise Misconfigured("the gateway lacks a package: pip install 'tiergate[providers]'") from exc
 
+    async def prepare(self) -> None:
+        await self.load()
+
     async def open(self, call: Call, attempt: Attempt, body: bytes) -> Reply:
-        """Of a stream: its first event is here. Otherwise: the whole answer is. Raises `AttemptError`, `BadRequest`."""
+        """Of a stream: its first event is here. Otherwise: the whole answer is. Raises `AttemptError`."""
         litellm = await self.load()
         deployment = attempt.deployment
         request = {

@@ -19,7 +19,6 @@ import orjson
 
 from gateway.errors import (
     AttemptError,
-    BadRequest,
     Broken,
     GatewayError,
     Misconfigured,
@@ -28,6 +27,7 @@ from gateway.errors import (
     Refused,
     TimedOut,
     Unreachable,
+    Unsupported,
 )
 from gateway.upstream.failures import classify, classify_event, error_detail, too_long
 
@@ -91,7 +91,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def failure(exc: BaseException, secrets: tuple[str, ...] = ()) -> GatewayError:
-    """An `AttemptError`, or `BadRequest` for a field that the provider lacks. `secrets` are cut out of any text."""
+    """An `AttemptError`, or `Unsupported` for a field that the provider lacks. `secrets` are cut out of any text."""
     links = tuple(_chain(exc))
     meaning = meaning_of(next((link for link in links if _is_litellm(link)), links[0]))
     if any(_NOT_CONNECTED.intersection(_class_names(link)) for link in links):
@@ -156,14 +156,13 @@ def _unanswered(links: tuple[BaseException, ...], meaning: Meaning, secrets: tup
     return classify_event(orjson.dumps({"message": _message(event), "code": _status(event)}))
 
 
-def _unsupported(text: str) -> BadRequest:
+def _unsupported(text: str) -> Unsupported:
     found = _PARAMETERS.search(text)
     names = re.findall(r"\w+", found[1]) if found else []
     shown = ", ".join(names) or "of this request"
-    return BadRequest(
+    return Unsupported(
         f"the model's provider has no place for the field {shown}",
         param=names[0] if names else None,
-        code="unsupported_parameter",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import BadRequest
+from gateway.errors import Unsupported
 from router.policy import Deployment
 from router.types import Call
 
@@ -75,7 +75,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Keyword arguments for `acompletion` or `aembedding`, the deployment's address and key left to the caller of this.
 
-    `supported` tells OpenAI's fields that a model's provider has a place for. Raises `BadRequest`, which names the
+    `supported` tells OpenAI's fields that a model's provider has a place for. Raises `Unsupported`, which names the
     field, for what cannot be carried over.
     """
     params = dict(deployment.params)  # the operator's word: everything may be in it
@@ -125,10 +125,9 @@ def _droppable(params: Mapping[str, Any], unplaced: list[str]) -> frozenset[str]
     return frozenset(params.get("additional_drop_params") or ())
 
 
-def _refusal(name: str, deployment: Deployment) -> BadRequest:
+def _refusal(name: str, deployment: Deployment) -> Unsupported:
     shown = name if len(name) <= 64 and name.isprintable() else "(a field with a strange name)"
-    return BadRequest(
+    return Unsupported(
         f"the field {shown!r} cannot be passed on to a model of {deployment.provider!r} as it is in this request",
         param=shown,
-        code="unsupported_parameter",
     )

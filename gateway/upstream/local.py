@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -240,16 +242,14 @@ class _Child:
         process = self._process
         if process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        _send(process, signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_S):
                 await process.wait()
         except TimeoutError:
             pass
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _send(process, signal.SIGKILL)
         code = await process.wait()
         await self._close_pipes(process)
         return code
@@ -262,6 +262,13 @@ class _Child:
         await process.stdout.read()
         if self._stderr is not None:
             await self._stderr
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Not by the process's own methods: they look for its end first, and asyncio then never learns its exit code."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def _hold_port() -> socket.socket:

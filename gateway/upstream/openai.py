@@ -100,6 +100,9 @@ class OpenAIUpstream:
         # It hung up on a pooled connection before a byte came back: an idle close that crossed our request.
         return await post(url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False)
 
+    async def prepare(self) -> None:
+        """Nothing takes long here."""
+
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()

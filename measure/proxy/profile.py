@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -136,7 +136,7 @@ def show(profile: Profile, top: int) -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", default="json:64", help="json:N, hit:N or stream:N")
     parser.add_argument("--seconds", type=int, default=5)
@@ -144,17 +144,20 @@ def main() -> None:
     parser.add_argument("--tools", type=Path, default=tools_folder())
     parser.add_argument("--port", type=int, default=9001, help="of the upstream; the gateway is 130 above")
     parser.add_argument("--nice", type=int, default=0)
-    asked = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    asked = arguments()
     what, _, load = asked.load.partition(":")
+    name = "tiergate-hit" if what == "hit" else "tiergate"
     kind: Kind = "stream" if what == "stream" else "json"
-    with tempfile.TemporaryDirectory(prefix="tiergate-profile-") as folder, Crew(Path(folder), asked.nice) as crew:
-        target = targets(Place(Path(folder), asked.tools / "peers", asked.port))[
-            "tiergate-hit" if what == "hit" else "tiergate"
-        ]
+    with tempfile.TemporaryDirectory(prefix="tiergate-profile-") as work, Crew(Path(work), asked.nice) as crew:
+        target = targets(Place(Path(work), asked.tools / "peers", asked.port))[name]
         crew.start(upstream(asked.tools, asked.port))
         crew.start(target)
         bench = Bench(asked.tools, crew.pids("upstream")[0], asked.seconds, nice=asked.nice)
-        profile, cell = record(target, Spot(target.name, kind, int(load)), bench, crew.pids(target.name)[0])
+        profile, cell = record(target, Spot(name, kind, int(load)), bench, crew.pids(name)[0])
     print(
         f"{asked.load}: {cell.rps:,.0f} a second while sampled, {profile.total} samples\n\n{show(profile, asked.top)}"
     )

@@ -109,6 +109,13 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     assert real == {name.strip("`"): rest for name, rest in told.items()}
 
 
+def test_every_value_of_an_outcome_is_documented() -> None:
+    """Alerts compare with them."""
+    told = {code(name) or name: values for name, values in rows(METRICS.read_text(encoding="utf-8"))[:5]}
+
+    assert [outcome.value for outcome in AttemptOutcome] == re.findall(r"`(\w+)`", told["`outcome` of attempts"])
+
+
 def _exposed(metric: MetricWrapperBase) -> str:
     return f"{metric._name}_total" if metric._type == "counter" else metric._name
 
@@ -147,7 +154,7 @@ def test_every_explaining_header_is_documented() -> None:
 def test_every_field_of_a_decision_is_documented() -> None:
     """`/v1/route` is for programs."""
     call = outcome().call
-    told = explain(call, Decision("auto", "small", "fixed", "-"), Plan(()))
+    told = explain(call, Decision("auto", "small", "fixed", "-"), Plan(()), None)
 
     assert ["request_id", *told] == first_column(API, "The decision without the answer")
 

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.pull import ModelNotFound, find_model
 from router.policy_file import load_policy
+from tests.client import Client
 from tests.docs.markdown import ROOT, Block, blocks, pages, rows, section
 from tests.docs.snippets import NOT_RUN, exports, is_run, matches, run_python, run_shell
 from tests.process import Process
@@ -43,6 +44,7 @@ async def gateway() -> AsyncIterator[Process]:
         pytest.skip(reason)
     async with Process(DEFAULT) as process:
         await process.ready()
+        # more than `/health/ready` says today, see `test_ready_means_that_the_model_answers`
         while not any(line["event"] == "local_model_ready" for line in process.log):
             await asyncio.sleep(0.05)
         yield process
@@ -61,6 +63,19 @@ async def test_commands_of_a_page_work_in_order(page: str, gateway: Process) -> 
             raise AssertionError(f"{block.id}: {exc}") from None
         if block.shown is not None:
             assert matches(block.shown, printed), f"{block.id} shows\n{block.shown}\nand printed\n{printed}"
+
+
+@pytest.mark.local_model
+@pytest.mark.xfail(strict=False, reason="ready looks at the model's port, which is open before the model is loaded")
+async def test_ready_means_that_the_model_answers() -> None:
+    """docs/operations.md says so, and balancers send traffic from then on."""
+    if reason := local_model():
+        pytest.skip(reason)
+    async with Process(DEFAULT) as process:
+        await process.ready()
+        reply = await Client(process.url).chat("Hello!", max_tokens=5)
+
+    assert 200 == reply.status
 
 
 @pytest.mark.local_model
@@ -92,10 +107,8 @@ def test_every_make_target_that_is_named_exists() -> None:
         for page in pages()
         for name in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
-    planned = {("DESIGN.md", "demo")}
-
     assert ("README.md", "run") in named
-    assert [] == sorted((page, name) for page, name in named - planned if name not in targets)
+    assert [] == sorted((page, name) for page, name in named if name not in targets)
 
 
 def test_cloud_keys_are_those_of_the_default_policy() -> None:
@@ -151,9 +164,7 @@ def policies() -> list[Block]:
 
 @pytest.mark.parametrize("block", policies(), ids=lambda block: block.id)
 def test_every_policy_in_the_pages_loads(block: Block) -> None:
-    """Whole policies and fragments alike; DESIGN.md sketches what is not built yet, and is left out."""
-    if block.page.name == "DESIGN.md":
-        pytest.skip("a sketch of what the policy is to become")
+    """Whole policies and fragments alike, wherever they stand."""
     text = whole(block.text)
     names = set(re.findall(r"\$\{(\w+)\}", text))
 

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.errors import (
     AttemptError,
-    BadRequest,
     Broken,
     GatewayError,
     Misconfigured,
@@ -21,6 +20,7 @@ from gateway.errors import (
     TimedOut,
     TooLong,
     Unreachable,
+    Unsupported,
 )
 from gateway.upstream.litellm import LiteLLMUpstream
 from gateway.upstream.litellm_failures import MEANINGS, failure, meaning_of
@@ -145,7 +145,7 @@ async def test_every_class_of_litellm_becomes_an_error_of_ours(adapter: LiteLLMU
     """Whatever it raises, and however little it knows of the cause, the caller gets a `GatewayError`."""
     litellm = await adapter.load()
     expected = {
-        "unsupported": BadRequest, "too_long": TooLong, "filtered": Refused, "no_credit": OutOfCredit,
+        "unsupported": Unsupported, "too_long": TooLong, "filtered": Refused, "no_credit": OutOfCredit,
         "misconfigured": Misconfigured, "timed_out": TimedOut, "overloaded": Broken, "refused": Refused,
         "broken": Broken,
     }  # fmt: skip

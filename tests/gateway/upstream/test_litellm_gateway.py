@@ -64,14 +64,27 @@ async def test_overloaded_claude_falls_back(start: Start, small: Upstream, mediu
 
 
 async def test_field_that_claude_lacks_is_the_callers_to_mend(start: Start, small: Upstream, medium: Upstream) -> None:
-    """A 400 that names the field, and no request to anybody."""
+    """Where nobody else may answer: a 400 that names the field, and no request to anybody."""
     gateway = await started(start, small, medium)
 
-    reply = await gateway.chat("hi", api_base="http://127.0.0.1:9")
+    reply = await gateway.chat("hi", model="small-1", api_base="http://127.0.0.1:9")
 
     assert 400 == reply.status
     assert reply.error is not None
     assert ("api_base", "unsupported_parameter") == (reply.error["param"], reply.error["code"])
+
+
+async def test_field_that_claude_lacks_goes_to_a_tier_that_takes_it(
+    start: Start, small: Upstream, medium: Upstream
+) -> None:
+    """What one provider has no place for another may have; the caller asked for no provider in particular."""
+    gateway = await started(start, small, medium)
+    medium.script(answer("taken"))
+
+    reply = await gateway.chat("hi", some_new_field=1)
+
+    assert ("taken", "medium") == (reply.text, reply.tier)
+    assert 1 == medium.requests[0].json["some_new_field"]
 
 
 async def test_client_gone_in_mid_stream_frees_claude(start: Start, small: Upstream, medium: Upstream) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import BadRequest
+from gateway.errors import Unsupported
 from gateway.upstream.litellm_request import arguments
 from router.policy import Deployment
 from router.types import Call
@@ -48,7 +48,7 @@ def passed(model: str = CLAUDE, params: dict[str, Any] | None = None, **fields: 
 )  # fmt: skip
 def test_switches_of_litellm_are_not_the_callers(field: str) -> None:
     """`{"api_base": "http://evil"}` in a request would send our key there: what is not listed is refused by name."""
-    with pytest.raises(BadRequest, match=field) as caught:
+    with pytest.raises(Unsupported, match=field) as caught:
         passed(**{field: "x"})
     assert (field, "unsupported_parameter") == (caught.value.param, caught.value.code)
 
@@ -65,7 +65,7 @@ def test_switches_of_litellm_are_not_the_callers(field: str) -> None:
 )
 def test_what_litellm_would_lose_is_refused(model: str, fields: dict[str, Any]) -> None:
     """LiteLLM drops these without a word; the caller would rely on a promise that nobody made."""
-    with pytest.raises(BadRequest, match=next(iter(fields))):
+    with pytest.raises(Unsupported, match=next(iter(fields))):
         passed(model, **fields)
     assert passed(model, {"drop_params": True}, **fields)["drop_params"] is True
 
@@ -102,7 +102,7 @@ async def test_fields_arrive_under_the_providers_names(provider: Provider) -> No
 async def test_field_that_a_provider_lacks_is_named(provider: Provider, field: str) -> None:
     """Better a clear refusal than an answer that is not what was asked for."""
     values = {"seed": 7, "logprobs": True, "n": 2, "logit_bias": {"1": 5}}
-    with pytest.raises(BadRequest, match=field) as caught:
+    with pytest.raises(Unsupported, match=field) as caught:
         await provider.open(**{field: values[field]})
     assert field == caught.value.param
     assert not provider.server.requests
@@ -124,7 +124,7 @@ def test_operator_may_add_fields_and_drop_fields() -> None:
     assert 1 == passed(params={"allowed_openai_params": ["foo"]}, foo=1)["foo"]
     assert "foo" not in passed(params={"additional_drop_params": ["foo"]}, foo=1)
     assert "foo" not in passed(params={"drop_params": True}, foo=1)
-    with pytest.raises(BadRequest):
+    with pytest.raises(Unsupported):
         passed(params={"additional_drop_params": ["foo"]}, bar=1)
 
 
@@ -141,7 +141,7 @@ def test_model_of_the_body_is_not_passed() -> None:
 
 def test_strange_field_name_is_not_echoed_whole() -> None:
     """Error messages are logged: a name of any length and content is not."""
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(Unsupported) as caught:
         passed(**{"x\n" * 100: 1})
     assert "x\n" not in str(caught.value)
 
