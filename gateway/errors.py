@@ -151,7 +151,7 @@ class Unsupported(AttemptError):
     then, outcome = "fallback", AttemptOutcome.REFUSED
     code = "unsupported_parameter"
 
-    def __init__(self, message: str, *, param: str | None) -> None:
+    def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 

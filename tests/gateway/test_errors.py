@@ -33,6 +33,7 @@ from gateway.errors import (
     Unauthorized,
     UnknownModel,
     Unreachable,
+    Unsupported,
     UnsupportedMedia,
     body,
     wire,
@@ -75,6 +76,7 @@ ROWS: dict[type[GatewayError], tuple[int, str, str | None]] = {
     Broken: (502, "server_error", "upstream_error"),
     Misconfigured: (502, "server_error", "upstream_misconfigured"),
     QueueFull: (503, "server_error", "queue_full"),
+    Unsupported: (400, "invalid_request_error", "unsupported_parameter"),
     TooLong: (400, "invalid_request_error", "context_length_exceeded"),
     Refused: (400, "invalid_request_error", None),
     OutputInvalid: (502, "server_error", "output_invalid"),
@@ -134,6 +136,7 @@ def test_class_says_what_may_help(cls: type[GatewayError]) -> None:
         (TooLong, "larger", False, AttemptOutcome.TOO_LONG),
         (Refused, "stop", False, AttemptOutcome.REFUSED),
         (OutputInvalid, "escalate", False, AttemptOutcome.OUTPUT_INVALID),
+        (Unsupported, "fallback", False, AttemptOutcome.REFUSED),
     ],
 )
 def test_failed_attempts_lead_where_the_design_says(
@@ -146,7 +149,8 @@ def test_failed_attempts_lead_where_the_design_says(
 def test_every_attempt_error_is_in_that_table() -> None:
     """Including the next one that somebody adds."""
     assert {cls for cls in CLASSES if issubclass(cls, AttemptError)} - {AttemptError} == {
-        Unreachable, Overloaded, OutOfCredit, TimedOut, Broken, Misconfigured, QueueFull, TooLong, Refused, OutputInvalid,
+        Unreachable, Overloaded, OutOfCredit, TimedOut, Broken, Misconfigured, QueueFull, TooLong, Refused, Unsupported,
+        OutputInvalid,
     }  # fmt: skip
 
 

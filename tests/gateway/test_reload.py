@@ -265,7 +265,7 @@ async def test_call_under_way_is_finished_by_the_policy_that_it_began_with(
 
     assert ("new", "one two", True) == (fresh.text, reply.text, reply.sse.done)
     await until(lambda: old._upstreams["openai"]._session.closed)
-    await until(lambda: not one.app.reloader._retiring)
+    await until(lambda: not one.app.reloader._background)
     assert 2 == len(await one.settled(2))
     await until(lambda: small.open_connections == 0)
 
@@ -289,7 +289,7 @@ async def test_stream_that_ends_after_a_reload_gives_its_connection_back(
     gate.set()
     reply = await running
     await small.wait_for_disconnect()
-    await until(lambda: not one.app.reloader._retiring)
+    await until(lambda: not one.app.reloader._background)
     await asyncio.sleep(0.1)
     gc.collect()
 
@@ -318,7 +318,7 @@ async def test_hundred_reloads_under_traffic_lose_no_call(one: Gateway, small: U
     replies = [reply for caller in callers for reply in await caller]
 
     assert {("好的", 200)} == {(reply.text, reply.status) for reply in replies}
-    await until(lambda: not one.app.reloader._retiring)
+    await until(lambda: not one.app.reloader._background)
     assert all(rt._calls == 0 for rt in retired)
     assert len(replies) == len(await one.settled(len(replies)))
     ok = one.metric("tiergate_attempts_total", outcome=AttemptOutcome.OK)
