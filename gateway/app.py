@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -48,7 +47,7 @@ def build_app(
     equipment = Equipment(
         Metrics(), log or make_log(settings.log_level), classifier or BuiltIn.load(), settings.local_ports
     )
-    reloader = Reloader(Path(settings.policy), loaded, equipment, os.environ)
+    reloader = Reloader(settings, loaded, equipment, os.environ)
     rest = FastAPI(title="Tiergate", lifespan=_lifespan(reloader, settings), redoc_url=None)
     rest.include_router(admin_router(reloader, settings.local_ports))
     add_error_handlers(rest)

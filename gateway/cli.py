@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -109,7 +110,7 @@ def keys_new(name: Annotated[str, typer.Argument(help="Who it is for.")]) -> Non
     key, digest = new_key()
     print(f"key (give it to {name}; it is not stored): {key}")
     print("for the policy:")
-    print(f'keys:\n  - {{name: {name}, hash: "{digest}"}}')
+    print(f'keys:\n  - {{name: {json.dumps(name, ensure_ascii=False)}, hash: "{digest}"}}')
 
 
 def _loaded(policy: Path):  # type: ignore[no-untyped-def]

@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from types import TracebackType
+from typing import NamedTuple
 
 from gateway.errors import Phase, TimedOut
+
+
+class Limit(NamedTuple):
+    """Until when, and what it means if that passes. The smaller of two limits is the earlier one."""
+
+    due: float  # time.monotonic() seconds
+    phase: Phase
 
 
 class within:  # lower case: it reads as a preposition, `async with within(due, "idle")`

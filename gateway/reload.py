@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from gateway.runtime import Equipment, Runtime
+from gateway.settings import Settings
 from router.policy import Policy
-from router.policy_file import Loaded, PolicyError, Problem, read_policy
+from router.policy_file import Loaded, PolicyError, Problem, load_policy, read_text
 
 
 class Reloader:
     """Owns the current `Runtime`. `watch` looks at the file; SIGHUP and `POST /admin/reload` call `reload`."""
 
-    def __init__(self, path: Path, loaded: Loaded, equipment: Equipment, environ: Mapping[str, str]) -> None:
-        self._path = path
+    def __init__(self, settings: Settings, loaded: Loaded, equipment: Equipment, environ: Mapping[str, str]) -> None:
+        self._path = path = Path(settings.policy)
+        self._last_good = Path(settings.last_good) if settings.last_good else None
         self._equipment = equipment
         self._environ = environ
         self._seen = _stamp(path)
@@ -31,18 +33,29 @@ class Reloader:
         """Put the file's policy to work. Gives the problems, one line each; none if it worked (or nothing changed)."""
         self._seen = _stamp(self._path)
         try:
-            loaded = read_policy(self._path, self._environ)
+            text = read_text(self._path)
+            loaded = load_policy(text, self._environ, str(self._path))
             self._check_local_models(loaded.policy)
+            new = Runtime(loaded.policy, self._equipment, self.current)
         except PolicyError as exc:
             return self._refuse(tuple(str(exc).splitlines()))
-        old = self.current
-        self.current = Runtime(loaded.policy, self._equipment, old)
+        except OSError as exc:  # the request log's file cannot be opened
+            return self._refuse((f"{self._path}: log.path: {exc.strerror}",))
+        old, self.current = self.current, new
+        self._remember(text)
         self._in_background(old.retire(self.current))
         self._in_background(self.current.prepare())
         self._announce(loaded.policy)
         self._equipment.metrics.reloads.labels("ok").inc()
         self._equipment.log.info("policy_reloaded", fingerprint=loaded.policy.fingerprint)
         return ()
+
+    def _remember(self, text: str) -> None:
+        """For a worker that starts again while the file is bad."""
+        if self._last_good is not None:
+            draft = self._last_good.with_suffix(f".{os.getpid()}")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self._last_good)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

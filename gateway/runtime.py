@@ -83,7 +83,10 @@ class Runtime:
         if plan.attempts:
             return plan
         if plan.skipped:
-            raise TooLong(f"the prompt has about {decision.prompt_tokens} tokens, more than any model here can take")
+            raise TooLong(
+                f"no model here can take a prompt of about {decision.prompt_tokens} tokens"
+                + (f" and give an answer of {call.max_output_tokens}" if call.max_output_tokens else "")
+            )
         raise BadRequest(f"{call.model!r} has no deployment for {call.surface}", param="model", code="model_not_found")
 
     async def execute(self, plan: Plan, call: Call, outcome: Outcome) -> Stream:
@@ -105,14 +108,13 @@ class Runtime:
                     "internal_error", request_id=outcome.call.request_id, error=type(error).__name__, exc_info=error
                 )
         self.settler.settle(outcome, stream, lead)
-        self._leave()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
         self._calls += 1
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         self._calls -= 1
         if self._retired and self._calls == 0:
             self._idle.set()

@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True):
     grace_s: float = 30.0  # time that open requests get when the gateway is told to stop
     log_level: str = "info"
     local_ports: Mapping[str, int] = {}  # embedded models that another process supervises
+    last_good: str = ""  # where workers keep the last policy that worked; empty: nowhere
     watch_s: float = 1.0  # how often the policy file is looked at
 
     @property

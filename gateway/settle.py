@@ -39,7 +39,7 @@ class Settler:
         deployment = self._deployments[record.deployment]
         outcome.tier, outcome.deployment, outcome.model = record.tier, record.deployment, deployment.model_id
         if isinstance(stream, Whole):
-            record.usage = record.usage or _estimate(outcome, estimate_tokens(stream.whole.decode("utf-8", "replace")))
+            record.usage = record.usage or _estimate(outcome, _completion_tokens(outcome, stream.whole))
             self._count_cost(outcome)
 
     def settle(self, outcome: Outcome, stream: Stream | None, lead: Lead | None) -> None:
@@ -163,6 +163,10 @@ def _served_by(outcome: Outcome) -> tuple[str, str, str, str]:
     """Route, tier, deployment and surface, for labels: names from the policy, or `none`."""
     route = outcome.decision.route if outcome.decision else outcome.cached_route
     return route or NOBODY, outcome.tier or NOBODY, outcome.deployment or NOBODY, outcome.call.surface
+
+
+def _completion_tokens(outcome: Outcome, body: bytes) -> int:
+    return estimate_tokens(body.decode("utf-8", "replace")) if outcome.call.surface == "chat" else 0
 
 
 def _estimate(outcome: Outcome, completion_tokens: int) -> Usage:

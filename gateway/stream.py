@@ -8,6 +8,7 @@ a failure can only be told in the stream itself: an error object as the last eve
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
@@ -16,8 +17,8 @@ import msgspec
 
 from cache.answer import Assembly
 from gateway import errors
-from gateway.deadline import within
-from gateway.errors import AttemptError, Broken, Phase
+from gateway.deadline import Limit, within
+from gateway.errors import AttemptError, Broken
 from gateway.upstream.base import Reply
 from gateway.upstream.body import replace_fields, with_cost
 from gateway.upstream.failures import classify_event
@@ -68,6 +69,7 @@ class Whole:
         return
 
 
+_ERROR_EVENT = re.compile(rb"^event: ?error\s*$", re.MULTILINE)
 CostOf = Callable[[Usage], tuple[float | None, float | None]]  # usage → cost and saved, USD
 
 
@@ -78,7 +80,7 @@ class Relay(msgspec.Struct, frozen=True):
     hide_usage: bool  # the caller did not ask for the usage event that we asked for
     rename: bytes | None  # JSON string to put in place of the model's name
     idle_s: float
-    due: float  # time.monotonic(): the end of the attempt
+    last: Limit  # the end of the attempt
     choices: int = 1
     record: bool = False  # the answer may be stored
     cost_of: CostOf | None = None  # the usage event also tells the cost
@@ -148,15 +150,13 @@ class Live:
     async def _next(self) -> bytes | None:
         """The next bytes for the caller, empty if there are none yet; None at a good end."""
         wait = FINISH_GRACE_S if self._complete else self._relay.idle_s
-        idle_due = time.monotonic() + wait
-        phase: Phase = "idle" if idle_due < self._relay.due else "total"
-        async with within(min(idle_due, self._relay.due), phase):
+        async with within(*min(Limit(time.monotonic() + wait, "idle"), self._relay.last)):
             data = await anext(self._chunks, b"")
         if data:
             return self._take(data)
         if rest := self._take_rest():
             return rest
-        if not (self.done or self.finish_reason):
+        if not self._complete:
             raise Broken("the stream ended in the middle of the answer")
         return None
 
@@ -239,7 +239,7 @@ class Live:
         if self.error is not None:
             record.outcome, record.error = self.error.outcome, str(self.error)
         else:
-            record.outcome = AttemptOutcome.OK if self._complete or self.finish_reason else AttemptOutcome.CANCELLED
+            record.outcome = AttemptOutcome.OK if self._complete else AttemptOutcome.CANCELLED
 
 
 def _decode(event: bytes, data: bytes) -> Chunk:
@@ -249,6 +249,6 @@ def _decode(event: bytes, data: bytes) -> Chunk:
         raise Broken("the model's server sent an event that cannot be read") from exc
     if (error := chunk.error_object) is not None:
         raise classify_event(error)
-    if event.startswith((b"event: error", b"event:error")):
+    if b"event:" in event and _ERROR_EVENT.search(event):
         raise classify_event(data)
     return chunk

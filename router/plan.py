@@ -43,8 +43,7 @@ class Planner:
             for deployment in self._ordered(tier):
                 if decision.only_deployment not in (None, deployment.name) or deployment.mode != MODE_OF[call.surface]:
                     continue
-                if deployment.context_window is not None and need > deployment.context_window:
-                    reason = f"about {need} tokens do not fit into its {deployment.context_window}"
+                if (reason := _too_small(deployment, need, call.max_output_tokens or 0)) is not None:
                     skipped.append(Skipped(tier.name, deployment.name, reason))
                 else:
                     wanted.append(Attempt(tier, deployment))
@@ -72,3 +71,12 @@ class Planner:
             return deployments[first:] + deployments[:first]
         # Weighted order without replacement: the smallest of u**(1/w), as an exponential race.
         return tuple(sorted(deployments, key=lambda one: self._uniform(0.0, 1.0) ** (1.0 / one.weight), reverse=True))
+
+
+def _too_small(deployment: Deployment, need: int, output: int) -> str | None:
+    """Why this model cannot take the call: its window, or the longest answer that it can give."""
+    if deployment.context_window is not None and need > deployment.context_window:
+        return f"about {need} tokens do not fit into its {deployment.context_window}"
+    if deployment.max_output_tokens is not None and output > deployment.max_output_tokens:
+        return f"its answers have at most {deployment.max_output_tokens} tokens, and {output} are asked for"
+    return None

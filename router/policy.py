@@ -266,7 +266,7 @@ class RequestLog(Frozen):
         WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"const": False}]}),
         Field(min_length=1),
     ] = "stdout"  # stdout, off, or a file's path
-    prompts: bool = False  # true: also the messages and the answer
+    prompts: bool = False  # true: also the request's body, prompt included
 
 
 class Policy(Frozen):

@@ -239,8 +239,8 @@ def _when(document: Document, path: Path) -> Iterator[Found]:
             yield where, f"is the same header as {seen[header.lower()]}: their case does not count"
     keys = [str(entry.get("name")) for _, entry in document.mappings("keys")]
     yield from _known(document, (*path, "key"), keys, "keys")
-    routes = [*(document.section("routes") or ["auto"]), *document.section("aliases")]
-    yield from _known(document, (*path, "route"), routes, "routes and aliases")
+    routes = list(document.section("routes") or ["auto"])
+    yield from _known(document, (*path, "route"), routes, "routes")
 
 
 def _known(document: Document, path: Path, names: list[str], what: str) -> Iterator[Found]:

@@ -54,7 +54,7 @@ class Slot:
     def _leave(self, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled():
             self._pass_on()  # the place came in the moment of leaving
-        else:
+        elif turn in self._waiting:  # `_pass_on` may have thrown it out already
             self._waiting.remove(turn)
 
     def release(self) -> None:

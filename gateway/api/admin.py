@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import orjson
@@ -54,11 +55,13 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
         headers = dict(request.scope["headers"])
         body = await read_body(headers, request.receive, rt.policy.max_body)
         seen = {name: headers[raw].decode("latin-1") for raw, name in rt.rule_headers if raw in headers}
-        call = read_chat(body, request_id(headers.get(b"x-request-id")), seen, NO_CACHE_CONTROL)
+        call_id = request_id(headers.get(b"x-request-id"))
+        call = read_chat(body, call_id, seen, NO_CACHE_CONTROL)
         check_model(call.model, key, rt)
         decision = rt.decider.decide(call, key.name if key else "-")
         plan: Plan = rt.planner.plan(decision, call, rt.decider.targets[call.model])
-        return _json(request, {"request_id": call.request_id, **explain(call, decision, plan, rt.decider.judge(call))})
+        told = explain(call, decision, plan, rt.decider.judge(call))
+        return _named(call_id, orjson.dumps({"request_id": call_id, **told}), 200)
 
     @router.get("/health/live", summary="200 while the process runs")
     async def live(request: Request) -> Response:
@@ -67,7 +70,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
     @router.get("/health", include_in_schema=False)
     @router.get("/health/ready", summary="200 when requests can be answered, 503 while an embedded model still loads")
     async def ready(request: Request) -> Response:
-        loading = [model for model, port in local_ports.items() if not await _listens(port)]
+        loading = [model for model, port in local_ports.items() if not await _is_loaded(port)]
         state = {"status": "loading" if loading else "ok", "loading": loading,
                  "policy": reloader.current.policy.fingerprint}  # fmt: skip
         return _json(request, state, 503 if loading else 200)
@@ -124,10 +127,14 @@ def _model(rt: Runtime, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": CREATED, "owned_by": "tiergate", "kind": target.kind}
 
 
-async def _listens(port: int) -> bool:
+async def _is_loaded(port: int) -> bool:
+    """Whether the embedded model's own health page says so; its port is open before."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), PROBE_S)
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with closing(writer):
+                writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+                status = (await reader.readline()).split(b" ")
     except (OSError, TimeoutError):
         return False
-    writer.close()
-    return True
+    return status[1:2] == [b"200"]

@@ -51,30 +51,20 @@ class SurfaceApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
         rt = self._current()
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        call_id = request_id(headers.get(b"x-request-id"))
         rt.enter()
         try:
-            call, outcome = await self._admit(headers, receive, rt, call_id, started)
-        except Disconnected:
-            return
-        except Exception as exc:  # noqa: BLE001 - settled (and, if it is no error of ours, logged) already
-            await send_error(send, exc, call_id)
-            return
-        leaving = Leaving(receive)
-        try:
-            async with await answer(call, outcome, rt, leaving.watch) as served:
-                await _send(served, send, leaving)
-        except asyncio.CancelledError:
-            if not leaving.left:
-                raise
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]
-        except Exception as exc:  # noqa: BLE001 - the last line of defence: settled and logged already, told as a 500
-            leaving.stop()
-            if outcome.first_byte is None:
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            call_id = request_id(headers.get(b"x-request-id"))
+            try:
+                call, outcome = await self._admit(headers, receive, rt, call_id, started)
+            except Disconnected:
+                return
+            except Exception as exc:  # noqa: BLE001 - settled (and, if it is no error of ours, logged) already
                 await send_error(send, exc, call_id)
+                return
+            await _answer(call, outcome, rt, receive, send)
         finally:
-            leaving.stop()
+            rt.leave()
 
     async def _admit(
         self, headers: dict[bytes, bytes], receive: Receive, rt: Runtime, call_id: str, started: float
@@ -104,6 +94,23 @@ def check_model(model: str, key: Key | None, rt: Runtime) -> None:
         raise UnknownModel(f"the model does not exist here{hint}")
     if not allowed(key, model):
         raise Forbidden("this API key may not use the model")
+
+
+async def _answer(call: Call, outcome: Outcome, rt: Runtime, receive: Receive, send: Send) -> None:
+    leaving = Leaving(receive)
+    try:
+        async with await answer(call, outcome, rt, leaving.watch) as served:
+            await _send(served, send, leaving)
+    except asyncio.CancelledError:
+        if not leaving.left:
+            raise
+        asyncio.current_task().uncancel()  # type: ignore[union-attr]
+    except Exception as exc:  # noqa: BLE001 - the last line of defence: settled and logged already, told as a 500
+        leaving.stop()
+        if outcome.first_byte is None:
+            await send_error(send, exc, call.request_id)
+    finally:
+        leaving.stop()
 
 
 async def _send(served: Served, send: Send, leaving: Leaving) -> None:

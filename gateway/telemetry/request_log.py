@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
 import orjson
 
@@ -68,8 +69,16 @@ def line(outcome: Outcome, prompts: bool) -> bytes:
     if last is None:
         record.pop("attempts")
     if prompts:
-        record["request"] = orjson.Fragment(call.body)
+        record["request"] = _readable(call.body)
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _readable(body: bytes) -> Any:
+    """The caller's body in one line; None if it was refused before it was read, or is no JSON."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _attempt(record: AttemptRecord) -> dict[str, Any]:
@@ -97,7 +106,7 @@ class RequestLogWriter:
         self._on_drop = on_drop
         self._buffer: list[bytes] = []
         self._size = 0
-        self._file: BinaryIO | None = _open(policy.path)
+        self._file: FileIO | None = _open(policy.path)
 
     @property
     def on(self) -> bool:
@@ -114,28 +123,30 @@ class RequestLogWriter:
         """Write what is there; on failure keep it for the next time, up to a bound."""
         if self._file is None or not self._buffer:
             return
+        data = b"".join(self._buffer)
         try:
-            self._file.write(b"".join(self._buffer))
-            self._file.flush()
+            while data:
+                data = data[self._file.write(data) :]
         except (OSError, ValueError):
-            if self._size < MAX_BUFFER_BYTES:
-                return
-            self._on_drop(len(self._buffer))
-        self._buffer.clear()
-        self._size = 0
+            if len(data) >= MAX_BUFFER_BYTES:
+                self._on_drop(data.count(b"\n"))
+                data = b""
+        self._buffer = [data] if data else []
+        self._size = len(data)
 
     def close(self) -> None:
         self.flush()
-        if self._file is not None and self._file is not sys.stdout.buffer:
+        if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
         self._file = None
 
 
-def _open(path: str) -> BinaryIO | None:
+def _open(path: str) -> FileIO | None:
+    """Unbuffered: what could not be written is known, and tried again once."""
     if path == "off":
         return None
     if path == "stdout":
-        return sys.stdout.buffer
+        return FileIO(sys.stdout.fileno(), "ab", closefd=False)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    return open(path, "ab")
+    return FileIO(path, "ab")

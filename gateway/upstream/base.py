@@ -27,7 +27,8 @@ class Reply(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Cancel the upstream call if it still runs and free its connection. Idempotent."""
+        """Cancel the upstream call if it still runs and free its connection. Idempotent; a cancellation that comes
+        meanwhile does not stop it half way."""
         ...
 
 

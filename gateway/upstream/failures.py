@@ -20,7 +20,7 @@ from router.backoff import parse_retry_after
 _TOO_LONG = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|context length of|context window|"
     r"(?:available|model's?) context (?:size|length)|longer than the model|prompt is too long|input is too long|"
-    r"inputs? tokens? \+ |input token count|too many (?:input )?tokens|range of input length|max_model_len|"
+    r"`?inputs?`? tokens? \+ |input token count|too many (?:input )?tokens|range of input length|max_model_len|"
     r"exceeds? the max(?:imum)?[ _](?:number of tokens|model[ _]len|input)|prompt too long|"
     r"上下文长度|输入过长|超过.{0,12}(?:长度|token)"
 )
@@ -103,7 +103,7 @@ def too_long(text: str, status: int) -> TooLong:
 
 
 def _int_or_none(value: object) -> int | None:
-    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdigit()) else None
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None
 
 
 def _openai_error(detail: _Detail, status: int) -> bytes:

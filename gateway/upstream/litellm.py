@@ -160,7 +160,7 @@ class StreamReply:
         yield DONE
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        await asyncio.shield(self._stream.aclose())
 
     async def _next(self) -> bytes | None:
         try:

@@ -15,13 +15,13 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import aiohttp
 
-from gateway.pull import find_model
+from gateway.pull import find_model, packaged_model
 from gateway.upstream.local_server import HOST, READY
 from router.policy import Policy, Tier
 
@@ -53,6 +53,8 @@ class LocalSpec:
     parallel: int = DEFAULT_PARALLEL  # answers at the same time; each has a context of its own
     ctx: int = MIN_CTX  # tokens of one request, prompt and answer together
     threads: int | None = None  # default: `local_server.default_threads`
+    temperature: float | None = None  # for requests that do not say; default: the file's, else llama.cpp's
+    top_p: float | None = None
 
 
 def local_specs(policy: Policy) -> tuple[LocalSpec, ...]:
@@ -61,11 +63,17 @@ def local_specs(policy: Policy) -> tuple[LocalSpec, ...]:
     for tier in policy.tiers.values():
         for deployment in tier.deployments:
             if deployment.provider == "local":
-                known = specs.get(deployment.model) or LocalSpec(deployment.model, find_model(deployment.model), 1)
+                known = specs.get(deployment.model) or _smallest_spec(deployment.model)
                 parallel = max(known.parallel, _parallel(tier))
                 ctx = max(known.ctx, deployment.context_window or MIN_CTX)
-                specs[deployment.model] = LocalSpec(known.model, known.path, parallel, ctx)
+                specs[deployment.model] = replace(known, parallel=parallel, ctx=ctx)
     return tuple(specs.values())
+
+
+def _smallest_spec(model: str) -> LocalSpec:
+    packaged = packaged_model(model)
+    temperature, top_p = (packaged.temperature, packaged.top_p) if packaged else (None, None)
+    return LocalSpec(model, find_model(model), 1, temperature=temperature, top_p=top_p)
 
 
 def _parallel(tier: Tier) -> int:
@@ -163,14 +171,17 @@ class _Child:
             self._process = await spawning  # milliseconds; without it nobody would know of the child
             raise
         assert self._process.stderr is not None
-        self._stderr = asyncio.create_task(_first_line(self._process.stderr))
+        self._stderr = asyncio.create_task(_first_words(self._process.stderr))
         self._turn("starting")
 
     def _arguments(self) -> tuple[str, ...]:
         spec = self._spec
-        numbers = {"port": self.port, "parallel": spec.parallel, "ctx": spec.ctx, "threads": spec.threads or 0}
-        flags = [text for name, number in numbers.items() for text in (f"--{name}", str(number))]
-        return ("--model", str(spec.path), "--alias", spec.model.removeprefix("local/"), *flags)
+        options = {
+            "model": spec.path, "alias": spec.model.removeprefix("local/"), "port": self.port,
+            "parallel": spec.parallel, "ctx": spec.ctx, "threads": spec.threads,
+            "temperature": spec.temperature, "top-p": spec.top_p,
+        }  # fmt: skip
+        return tuple(f"--{name}={value}" for name, value in options.items() if value is not None)
 
     async def keep(self) -> None:
         """Wait for the child's end, again and again."""
@@ -199,7 +210,7 @@ class _Child:
             return
         code = await self._end()
         assert self._stderr is not None
-        why = LOG_PREFIX.sub("", await self._stderr) or f"exit code {code}"
+        why = await self._stderr or f"exit code {code}"
         self._failure = f"{self._spec.model} ({self._spec.path}) cannot be served: {why}"
         self._turn("failed")
         self._report("local_model_failed", **self._fields(), exit_code=code, why=why)
@@ -283,13 +294,14 @@ def _hold_port() -> socket.socket:
     return holder
 
 
-async def _first_line(stderr: asyncio.StreamReader) -> str:
-    """The first line tells why a start failed. What comes later is read and forgotten: it might show a prompt."""
-    first = b""
+async def _first_words(stderr: asyncio.StreamReader) -> str:
+    """Why a start failed. What comes after the beginning is read and forgotten: it might show a prompt."""
+    words = b""
     while chunk := await stderr.read(4096):
-        if b"\n" not in first:
-            first = (first + chunk)[:4096]
-    return first.partition(b"\n")[0].decode(errors="replace").strip()
+        words = (words + chunk)[:4096]
+    lines = words.decode(errors="replace").splitlines() or [""]
+    # The library's own first complaint is the most exact one. It may come after our child's: it logs in a thread.
+    return next((LOG_PREFIX.sub("", line) for line in lines if LOG_PREFIX.match(line)), lines[0]).strip()
 
 
 async def _warm(port: int) -> bool:

@@ -54,6 +54,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=4, help="answers at the same time")
     parser.add_argument("--ctx", type=int, default=2048, help="tokens of one request, prompt and answer together")
     parser.add_argument("--threads", type=int, default=0, help="default: cores, less one for the gateway, at most 4")
+    parser.add_argument("--temperature", type=float, help="for requests that do not say")
+    parser.add_argument("--top-p", type=float, help="for requests that do not say")
     parser.add_argument("--batch", type=int, default=BATCH_TOKENS, help="prompt tokens worked on at once")
     parser.add_argument("--verbose", action="store_true", help="llama.cpp's log on stderr; IT SHOWS PARTS OF PROMPTS")
     return parser.parse_args(arguments)
@@ -69,6 +71,10 @@ def parameters(options: argparse.Namespace, params: Any) -> Any:
     params.n_batch = params.n_ubatch = min(options.batch, options.ctx)
     threads = options.threads or default_threads()
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    if options.temperature is not None:
+        params.sampling.temp = options.temperature
+    if options.top_p is not None:
+        params.sampling.top_p = options.top_p
     params.cache_ram_mib = PROMPT_CACHE_MIB
     params.fit_params = False  # never shrink the context on its own
     params.ctx_shift = False  # a prompt that does not fit is an error, not a prompt without its beginning

@@ -122,16 +122,17 @@ async def _failure(response: aiohttp.ClientResponse) -> AttemptError:
 class OpenAIReply:
     """An open response. `aclose` gives its connection back to the pool, or closes it if bytes are still to come."""
 
-    __slots__ = ("_max_bytes", "_response", "_unzip")
+    __slots__ = ("_encoding", "_max_bytes", "_response")
 
     def __init__(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._response = response
         self._max_bytes = max_bytes
-        self._unzip = _decompressor(response.headers.get("Content-Encoding"))
+        self._encoding = response.headers.get("Content-Encoding", "identity")
 
     async def read(self) -> bytes:
         response = self._response
-        if self._unzip is None and (length := response.content_length) is not None and length <= self._max_bytes:
+        length = response.content_length
+        if self._encoding == "identity" and length is not None and length <= self._max_bytes:
             try:
                 return await response.read()
             except (aiohttp.ClientError, OSError) as exc:
@@ -145,7 +146,7 @@ class OpenAIReply:
         return b"".join(pieces)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        readany, unzip = self._response.content.readany, self._unzip
+        readany, unzip = self._response.content.readany, _decompressor(self._encoding)
         try:
             while data := await readany():
                 if unzip is None:
@@ -164,9 +165,9 @@ class OpenAIReply:
             self._response.close()
 
 
-def _decompressor(encoding: str | None) -> Any:
+def _decompressor(encoding: str) -> Any:
     """We ask for identity; some servers compress all the same."""
-    if encoding is None or encoding == "identity":
+    if encoding == "identity":
         return None
     if encoding in ("gzip", "x-gzip", "deflate"):
         return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # finds out which of the two it is

@@ -88,7 +88,9 @@ async def test_decision_is_told_and_no_model_is_called(
     assert 0 == full.metric("tiergate_requests_total")
 
 
-@pytest.mark.xfail(strict=True, reason="request_id() is drawn twice: once for the call, once for the response's headers")
+@pytest.mark.xfail(
+    strict=True, reason="request_id() is drawn twice: once for the call, once for the response's headers"
+)
 async def test_decision_has_the_request_id_of_its_headers(full: Gateway) -> None:
     """One request, one id."""
     reply = await full.post("/v1/route", {"model": "auto", "messages": [{"role": "user", "content": "x"}]})
@@ -179,7 +181,12 @@ async def test_every_answer_carries_the_request_id(full: Gateway, path: str) -> 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 404), ("DELETE", "/v1/models", 405), ("POST", "/", 404)],
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/chat/completions", 404),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/", 404),
+    ],
 )
 async def test_wrong_path_or_method_is_an_error_object(full: Gateway, method: str, path: str, status: int) -> None:
     """Not a page, and not a framework's own form."""

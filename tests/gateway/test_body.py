@@ -13,7 +13,10 @@ from gateway.upstream.body import replace_fields, rewrite
 from router.policy import Deployment
 from router.types import Call
 
-SENT = b'{ "model" : "auto","messages":[{"role":"user","content":"caf\\u00e9 \\u4f60","x":1.50}],\n"seed": 1e2, "model2":[ 1 ]}'
+SENT = (
+    b'{ "model" : "auto","messages":[{"role":"user","content":"caf\\u00e9 \\u4f60","x":1.50}],\n'
+    b'"seed": 1e2, "model2":[ 1 ]}'
+)
 
 
 def deployment(**fields: Any) -> Deployment:
@@ -32,7 +35,9 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.text(max_size=10), VALUES, max_size=6), st.dictionaries(st.text(max_size=10), VALUES, max_size=3))
+@given(
+    st.dictionaries(st.text(max_size=10), VALUES, max_size=6), st.dictionaries(st.text(max_size=10), VALUES, max_size=3)
+)
 def test_replacing_is_what_a_dictionary_would_do(body: dict[str, Any], fields: dict[str, Any]) -> None:
     """For every object, in any language, with keys that need escapes."""
     raw = {name: json.dumps(value).encode() for name, value in fields.items()}
@@ -113,4 +118,6 @@ def test_caller_who_asks_for_usage_has_its_own_bytes_sent() -> None:
     """Nothing to add, so nothing is touched."""
     body = b'{"model":"auto","stream":true,"stream_options":{ "include_usage" : true }}'
 
-    assert b'"stream_options":{ "include_usage" : true }' in rewrite(call(body, stream=True, wants_usage=True), deployment())
+    assert b'"stream_options":{ "include_usage" : true }' in rewrite(
+        call(body, stream=True, wants_usage=True), deployment()
+    )

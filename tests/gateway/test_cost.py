@@ -120,7 +120,10 @@ async def test_cost_and_savings_are_told_in_header_log_and_metrics_alike(
     assert 0.002 == gateway.metric("tiergate_cost_usd_total", tier="small")
     assert 0.02 == gateway.metric("tiergate_baseline_cost_usd_total", tier="small")
     assert pytest.approx(0.018) == gateway.metric("tiergate_saved_usd", tier="small")
-    assert (1000, 500) == (gateway.metric("tiergate_tokens_total", kind="input"), gateway.metric("tiergate_tokens_total", kind="output"))
+    assert (1000, 500) == (
+        gateway.metric("tiergate_tokens_total", kind="input"),
+        gateway.metric("tiergate_tokens_total", kind="output"),
+    )
 
 
 async def test_cached_and_reasoning_tokens_are_counted_once(gateway: Gateway, small: Upstream) -> None:
@@ -129,7 +132,10 @@ async def test_cached_and_reasoning_tokens_are_counted_once(gateway: Gateway, sm
 
     await gateway.chat()
 
-    kinds = {kind: gateway.metric("tiergate_tokens_total", kind=kind) for kind in ("input", "cached_input", "output", "reasoning")}
+    kinds = {
+        kind: gateway.metric("tiergate_tokens_total", kind=kind)
+        for kind in ("input", "cached_input", "output", "reasoning")
+    }
     assert {"input": 100, "cached_input": 900, "output": 100, "reasoning": 400} == kinds
 
 

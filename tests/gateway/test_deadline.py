@@ -81,12 +81,16 @@ async def test_error_of_the_block_is_not_hidden_by_the_limit() -> None:
 
 async def test_error_raised_while_being_cut_off_is_kept_and_nothing_is_left_behind() -> None:
     """A block may turn the cancellation into its own error (a connection library does); it must not strike twice."""
+
+    async def library() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise KeyError from None
+
     with pytest.raises(KeyError):
         async with within(soon(0), "idle"):
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:
-                raise KeyError from None
+            await library()
 
     await asyncio.sleep(0.001)
 
@@ -94,10 +98,14 @@ async def test_error_raised_while_being_cut_off_is_kept_and_nothing_is_left_behi
 async def test_block_that_ends_in_the_turn_of_its_limit_leaves_no_late_cancellation() -> None:
     """The timer fires while the block is already on its way out: what follows must not be cancelled for it."""
     limit = within(soon(60), "idle")
+
+    async def finish() -> None:
+        await asyncio.sleep(0)
+        limit._fire()
+
     with pytest.raises(TimedOut):
         async with limit:
-            await asyncio.sleep(0)
-            limit._fire()
+            await finish()
 
     await asyncio.sleep(0.001)
     await asyncio.sleep(0.001)

@@ -40,7 +40,9 @@ from gateway.errors import (
 )
 from router.types import AttemptOutcome
 
-REFUSAL = json.dumps({"error": {"message": "内容违规", "type": "invalid_request_error", "param": None, "code": "content_filter"}})
+REFUSAL = json.dumps(
+    {"error": {"message": "内容违规", "type": "invalid_request_error", "param": None, "code": "content_filter"}}
+)
 
 
 def _subclasses(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:

@@ -38,8 +38,9 @@ def refusal(message: Any = "no", **fields: Any) -> bytes:
     [
         (204, Misconfigured), (301, Misconfigured), (302, Misconfigured),
         (400, Refused), (401, Misconfigured), (402, OutOfCredit), (403, Misconfigured), (404, Misconfigured),
-        (405, Refused), (408, Broken), (409, Refused), (413, Refused), (415, Refused), (422, Refused), (429, Overloaded),
-        (451, Refused), (500, Broken), (501, Broken), (502, Broken), (503, Overloaded), (504, Broken), (529, Overloaded),
+        (405, Refused), (408, Broken), (409, Refused), (413, Refused), (415, Refused), (422, Refused),
+        (429, Overloaded), (451, Refused), (500, Broken), (501, Broken), (502, Broken), (503, Overloaded),
+        (504, Broken), (529, Overloaded),
     ],
 )  # fmt: skip
 def test_status_alone_has_a_meaning(status: int, cls: type[AttemptError]) -> None:
@@ -106,7 +107,9 @@ def test_account_without_credit_is_not_retried(status: int, said: bytes) -> None
     assert "fallback" == error.then
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [({"retry-after": "7"}, 7.0), ({"retry-after": "soon"}, None), ({}, None)])
+@pytest.mark.parametrize(
+    ("headers", "seconds"), [({"retry-after": "7"}, 7.0), ({"retry-after": "soon"}, None), ({}, None)]
+)
 def test_retry_after_is_kept(headers: dict[str, str], seconds: float | None) -> None:
     """For the backoff, the breaker and the caller."""
     assert seconds == classify(429, headers, b"").retry_after
@@ -129,7 +132,9 @@ def test_upstreams_words_do_not_get_out_where_they_are_not_about_the_request(sta
 
 def test_refusal_of_the_request_keeps_its_reason() -> None:
     """It is about what the caller sent, so the caller must be able to read it."""
-    error = classify(400, {}, refusal("图片格式不支持", type="invalid_request_error", param="messages[0]", code="bad_image"))
+    error = classify(
+        400, {}, refusal("图片格式不支持", type="invalid_request_error", param="messages[0]", code="bad_image")
+    )
 
     found = json.loads(body(error, "r"))["error"]
     assert ("图片格式不支持", "messages[0]", "bad_image") == (found["message"], found["param"], found["code"])
@@ -156,7 +161,11 @@ def test_refusal_of_any_form_becomes_openais(said: bytes, message: str) -> None:
     assert all(value is None or isinstance(value, str) for value in found.values())
 
 
-@given(st.integers(200, 599), st.dictionaries(st.sampled_from(["Retry-After", "x"]), st.text(max_size=20)), st.binary(max_size=300))
+@given(
+    st.integers(200, 599),
+    st.dictionaries(st.sampled_from(["Retry-After", "x"]), st.text(max_size=20)),
+    st.binary(max_size=300),
+)
 def test_no_response_is_able_to_raise(status: int, headers: dict[str, str], said: bytes) -> None:
     """A failing server is the last that one should trust with JSON."""
     error = classify(status, {name.lower(): value for name, value in headers.items()}, said)
@@ -164,11 +173,13 @@ def test_no_response_is_able_to_raise(status: int, headers: dict[str, str], said
     json.loads(body(error, "r"))
 
 
+KEYS = st.sampled_from(["message", "type", "code", "param", "error", "detail"])
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["message", "type", "code", "param", "error", "detail"]), inner, max_size=4),
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | FINITE | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(st.sampled_from([400, 403, 429, 500]), JSON)
@@ -236,7 +247,9 @@ async def failing(gateway: Gateway, small: Upstream, medium: Upstream, *steps: A
 
 
 @pytest.mark.parametrize("first", [b"event: error\n", b"event:error\n", b"event: error\r\n"])
-async def test_error_event_by_name_falls_back(gateway: Gateway, small: Upstream, medium: Upstream, first: bytes) -> None:
+async def test_error_event_by_name_falls_back(
+    gateway: Gateway, small: Upstream, medium: Upstream, first: bytes
+) -> None:
     """Some servers name the event and send the bare object."""
     small.script(Send(HEAD), Send(first + b'data: {"message":"overloaded","type":"overloaded_error"}\n\n'))
     medium.script(Send(HEAD), Send(event("ok")), Send(DONE))
@@ -247,7 +260,9 @@ async def test_error_event_by_name_falls_back(gateway: Gateway, small: Upstream,
 
 
 @pytest.mark.xfail(strict=True, reason="_decode() looks for 'event: error' at the event's first byte only")
-@pytest.mark.parametrize("pieces", [[b"id: 1\nevent: error\ndata: {}\n\n"], [b": ping\r\n\r", b"\nevent: error\r\ndata: {}\r\n\r\n"]])
+@pytest.mark.parametrize(
+    "pieces", [[b"id: 1\nevent: error\ndata: {}\n\n"], [b": ping\r\n\r", b"\nevent: error\r\ndata: {}\r\n\r\n"]]
+)
 async def test_error_event_by_name_is_seen_wherever_its_line_stands(
     gateway: Gateway, small: Upstream, pieces: list[bytes]
 ) -> None:
@@ -262,8 +277,12 @@ async def test_error_event_by_name_is_seen_wherever_its_line_stands(
     assert not reply.sse.done
 
 
-@pytest.mark.xfail(strict=True, reason="OpenAIReply.__init__ raises Broken for an unknown encoding before its status is read")
-async def test_refusal_in_an_unknown_encoding_is_judged_by_its_status(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+@pytest.mark.xfail(
+    strict=True, reason="OpenAIReply.__init__ raises Broken for an unknown encoding before its status is read"
+)
+async def test_refusal_in_an_unknown_encoding_is_judged_by_its_status(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """A 429 stays a 429 though its body cannot be read: it has a Retry-After, and is no broken server."""
     reply = await failing(
         gateway, small, medium, Send(http(429, {"content-encoding": "br", "retry-after": "20"}, b"\x0b\x02\x80"))
@@ -286,7 +305,9 @@ async def test_answer_in_an_unknown_encoding_is_let_go_of(gateway: Gateway, smal
 
 
 @pytest.mark.xfail(strict=True, reason="parse_retry_after gives inf, round(inf) in send_error raises: a bare 500")
-async def test_infinite_retry_after_of_an_upstream_is_survived(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_infinite_retry_after_of_an_upstream_is_survived(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """float() reads it; a header cannot carry it."""
     for upstream in (small, medium):
         upstream.script(Send(http(429, {"retry-after": "inf"}, b"{}")))

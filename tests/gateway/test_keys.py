@@ -53,7 +53,9 @@ def test_key_may_hold_any_bytes() -> None:
     assert "bob" == found.name
 
 
-@pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer ", b"tg-alice", b"Bearer tg-alicf", b"Bearer tg-alice2", b"Basic tg-alice", None])
+@pytest.mark.parametrize(
+    "given", [b"", b"Bearer", b"Bearer ", b"tg-alice", b"Bearer tg-alicf", b"Bearer tg-alice2", b"Basic tg-alice", None]
+)
 def test_anything_else_is_refused(given: bytes | None) -> None:
     """Including a key without its scheme: half a header is no header."""
     with pytest.raises(Unauthorized) as caught:
@@ -93,7 +95,9 @@ def test_new_key_is_long_random_and_matches_its_hash() -> None:
         assert len(key) >= 40
         assert key.isascii()
         assert "sha256:" + hashlib.sha256(key.encode()).hexdigest() == digest
-        found = Keyring(policy(THREE + f"keys: [{{name: n, hash: '{digest}'}}]\n")).check(f"Bearer {key}".encode(), None)
+        found = Keyring(policy(THREE + f"keys: [{{name: n, hash: '{digest}'}}]\n")).check(
+            f"Bearer {key}".encode(), None
+        )
         assert found is not None
 
 

@@ -1,4 +1,4 @@
-"""The metrics page: what Prometheus can read, labels from closed sets only, and as many series as the policy has names."""
+"""The metrics page: what Prometheus can read, labels from closed sets, as many series as the policy has names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from gateway.admission.keys import hash_key
 from gateway.telemetry.metrics import Metrics
 from tests.client import Client
 from tests.gateway.conftest import Gateway, Start, tier
-from tests.upstream import DONE, HEAD, Send, Upstream, Wait, answer, error_reply, event, finish, stream, usage, usage_event
+from tests.upstream import (
+    DONE,
+    HEAD,
+    Send,
+    Upstream,
+    Wait,
+    answer,
+    error_reply,
+    event,
+    finish,
+    stream,
+    usage,
+    usage_event,
+)
 
 
 async def scrape(gateway: Gateway) -> list[Sample]:
@@ -45,7 +58,12 @@ async def test_page_is_read_by_prometheus_own_parser(two: Gateway, small: Upstre
     text = (await two.get("/metrics")).body.decode()
 
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert {"tiergate_requests", "tiergate_attempts", "tiergate_overhead_seconds", "tiergate_in_flight"} <= families.keys()
+    assert {
+        "tiergate_requests",
+        "tiergate_attempts",
+        "tiergate_overhead_seconds",
+        "tiergate_in_flight",
+    } <= families.keys()
     for name, family in families.items():
         assert name.startswith("tiergate_")
         assert family.documentation
@@ -83,7 +101,9 @@ async def test_streams_tell_the_pace_of_their_tokens(two: Gateway, small: Upstre
     seen = await scrape(two)
     assert 1 == value(seen, "tiergate_time_per_output_token_seconds_count", tier="small")
     assert 0.05 < value(seen, "tiergate_time_per_output_token_seconds_sum", tier="small") < 0.12
-    assert value(seen, "tiergate_time_to_first_token_seconds_sum") < value(seen, "tiergate_request_duration_seconds_sum")
+    assert value(seen, "tiergate_time_to_first_token_seconds_sum") < value(
+        seen, "tiergate_request_duration_seconds_sum"
+    )
 
 
 async def test_failures_fall_under_the_tier_that_failed(two: Gateway, small: Upstream, medium: Upstream) -> None:

@@ -123,7 +123,15 @@ async def test_stream_with_usage(client: AsyncOpenAI, small: Upstream) -> None:
 
 async def test_stream_helper_puts_the_answer_together(client: AsyncOpenAI, small: Upstream) -> None:
     """`chat.completions.stream` checks what it gets much more strictly."""
-    small.script(Send(HEAD), Send(role()), Send(event("巴")), Send(event("黎")), Send(finish()), Send(usage_event(5, 2)), Send(DONE))
+    small.script(
+        Send(HEAD),
+        Send(role()),
+        Send(event("巴")),
+        Send(event("黎")),
+        Send(finish()),
+        Send(usage_event(5, 2)),
+        Send(DONE),
+    )
 
     async with client.chat.completions.stream(model="auto", messages=MESSAGES) as chunks:
         async for _ in chunks:
@@ -161,6 +169,7 @@ async def test_tool_call_and_its_result(client: AsyncOpenAI, small: Upstream) ->
 
 async def test_streamed_tool_call(client: AsyncOpenAI, small: Upstream) -> None:
     """Arguments come in pieces, and are content: the first of them commits."""
+
     def piece(**function: str) -> bytes:
         return event(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": function}])
 
@@ -245,7 +254,9 @@ async def test_sdk_retries_what_it_should(app: Gateway, small: Upstream) -> None
 
 async def test_wrong_key_is_an_authentication_error(start: Start, small: Upstream) -> None:
     """And the right one, sent as the SDK sends it, is let in."""
-    gateway = await start({"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"tg-right")}]})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"tg-right")}]}
+    )
     small.script(answer("welcome"))
     url = f"http://{gateway.host}:{gateway.port}/v1"
     async with AsyncOpenAI(base_url=url, api_key="tg-wrong", max_retries=0) as stranger:
@@ -293,9 +304,13 @@ async def test_broken_stream_raises_in_the_loop(client: AsyncOpenAI, small: Upst
     small.script(Send(HEAD), Send(event("半")), Close())
 
     texts = []
-    with pytest.raises(openai.APIError) as caught:
+
+    async def read() -> None:
         async for chunk in await client.chat.completions.create(model="auto", messages=MESSAGES, stream=True):
             texts.append(chunk.choices[0].delta.content)
+
+    with pytest.raises(openai.APIError) as caught:
+        await read()
 
     assert ["半"] == texts
     assert "middle of the answer" in str(caught.value)
@@ -329,7 +344,9 @@ async def test_unknown_fields_reach_the_upstream_and_come_back(client: AsyncOpen
     assert "想一想" == message.reasoning_content
 
 
-async def test_error_event_before_the_first_token_is_a_status_for_the_client(client: AsyncOpenAI, small: Upstream) -> None:
+async def test_error_event_before_the_first_token_is_a_status_for_the_client(
+    client: AsyncOpenAI, small: Upstream
+) -> None:
     """Nothing went out yet, so there is a proper exception and not a broken stream."""
     small.script(Send(HEAD), Send(data({"error": {"message": "busy", "type": "overloaded_error", "code": None}})))
 

@@ -46,7 +46,7 @@ def pointing_to(gateway: Gateway, upstream: Upstream) -> dict[str, Any]:
 
 async def until(condition: Any, timeout: float = 5.0) -> None:
     async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - what is waited for is the watcher's own clock
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -101,15 +101,15 @@ async def test_changed_file_is_noticed(one: Gateway, medium: Upstream, how: Any)
     assert "new" == (await one.chat()).text
 
 
-async def test_swapped_folder_of_a_mounted_policy_is_noticed(
-    start: Start, small: Upstream, tmp_path: Path
-) -> None:
+async def test_swapped_folder_of_a_mounted_policy_is_noticed(start: Start, small: Upstream, tmp_path: Path) -> None:
     """Kubernetes updates a ConfigMap by pointing a symbolic link elsewhere: the file's own path never changes."""
     gateway = await start({"tiers": {"small": tier(small, "small")}})
     text = gateway.policy_file.read_text()
     for name in ("v1", "v2"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "policy.yaml").write_text(text if name == "v1" else text.replace('"version": 1', '"version":1'))
+        (tmp_path / name / "policy.yaml").write_text(
+            text if name == "v1" else text.replace('"version": 1', '"version":1')
+        )
     (tmp_path / "data").symlink_to("v1")
     gateway.policy_file.unlink()
     gateway.policy_file.symlink_to("data/policy.yaml")

@@ -1,4 +1,4 @@
-"""The request log: one JSON line for every call, nothing that a caller wrote unless the policy asks, and never in the way."""
+"""The request log: one JSON line for every call, no words of a caller unless the policy asks, never in the way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def outcome(**call: Any) -> Outcome:
 
 
 def writer(path: Path | str, dropped: list[int] | None = None, prompts: bool = False) -> RequestLogWriter:
-    return RequestLogWriter(RequestLog(path=str(path), prompts=prompts), (dropped if dropped is not None else []).append)
+    return RequestLogWriter(
+        RequestLog(path=str(path), prompts=prompts), (dropped if dropped is not None else []).append
+    )
 
 
 # --- what stands in it ---
@@ -135,7 +137,9 @@ async def test_nothing_that_was_said_is_in_any_log(start: Start, small: Upstream
 
 async def test_key_is_named_and_never_shown(start: Start, small: Upstream) -> None:
     """Neither the caller's nor the upstream's."""
-    gateway = await start({"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"tg-s3cret")}]})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"tg-s3cret")}]}
+    )
     small.script(error_reply(401, "bad key up-key-small"))
     url = f"http://{gateway.host}:{gateway.port}"
 

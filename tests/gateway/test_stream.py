@@ -1,4 +1,4 @@
-"""An open stream: what is held back, what is passed on, how it ends, and when its slot and connection are given back."""
+"""An open stream: what is held back and passed on, how it ends, when its slot and connection are given back."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tests.upstream import (
     Upstream,
     Wait,
     answer,
+    chunk_object,
+    data,
     event,
     finish,
     http,
@@ -116,7 +118,9 @@ async def test_stream_with_a_length_passes(gateway: Gateway, small: Upstream) ->
     assert body == (await gateway.chat(stream=True)).body
 
 
-async def test_whole_answer_to_a_streaming_request_falls_back(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+async def test_whole_answer_to_a_streaming_request_falls_back(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
     """A server that ignores `stream` has said nothing that a streaming client could read."""
     small.script(answer("whole"))
     medium.script(*stream("streamed"))
@@ -137,9 +141,14 @@ async def test_usage_event_is_passed_to_who_asked_for_it(gateway: Gateway, small
 
 async def test_last_of_a_growing_usage_counts(gateway: Gateway, small: Upstream) -> None:
     """Some servers send a running total with every chunk."""
+
     def counted(text: str, tokens: int) -> Send:
         chunk = json.loads(event(text)[6:])
-        return Send(b"data: " + json.dumps({**chunk, "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}).encode() + b"\n\n")
+        return Send(
+            b"data: "
+            + json.dumps({**chunk, "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}).encode()
+            + b"\n\n"
+        )
 
     small.script(Send(HEAD), counted("a", 1), counted("b", 2), Send(finish()), Send(DONE))
 
@@ -153,9 +162,7 @@ async def test_last_of_a_growing_usage_counts(gateway: Gateway, small: Upstream)
 
 
 def choice(index: int, text: str = "", reason: str | None = None) -> bytes:
-    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-             "choices": [{"index": index, "delta": {"content": text} if text else {}, "finish_reason": reason}]}  # fmt: skip
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return data(chunk_object([{"index": index, "delta": {"content": text} if text else {}, "finish_reason": reason}]))
 
 
 async def test_stream_of_two_choices_ends_with_the_second(gateway: Gateway, small: Upstream) -> None:
@@ -207,10 +214,14 @@ async def test_callers_deadline_ends_a_running_stream_with_an_error(gateway: Gat
     assert reply.duration < 1.5
 
 
-async def test_failure_in_mid_stream_counts_against_the_deployment(start: Start, small: Upstream, medium: Upstream) -> None:
+async def test_failure_in_mid_stream_counts_against_the_deployment(
+    start: Start, small: Upstream, medium: Upstream
+) -> None:
     """A server that breaks off every answer is as bad as one that refuses."""
     cooldown = {"allowed_fails": 1, "cooldown_time": "30s"}
-    gateway = await start({"tiers": {"small": tier(small, "small", cooldown=cooldown), "medium": tier(medium, "medium")}})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small", cooldown=cooldown), "medium": tier(medium, "medium")}}
+    )
     small.script(Send(HEAD), Send(event("half")), Close())
     medium.script(*stream("medium"))
 
@@ -222,14 +233,18 @@ async def test_failure_in_mid_stream_counts_against_the_deployment(start: Start,
     assert ("medium", "1") == (after.tier, after.attempts)
 
 
-@pytest.mark.xfail(strict=True, reason="a TimedOut of the caller's own deadline blames the deployment like one of its tier")
+@pytest.mark.xfail(
+    strict=True, reason="a TimedOut of the caller's own deadline blames the deployment like one of its tier"
+)
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_impatient_caller_does_not_close_a_tier_for_everybody(
     start: Start, small: Upstream, medium: Upstream, streamed: bool
 ) -> None:
     """With x-tiergate-timeout: 50ms any caller could open the breaker of a healthy deployment."""
     cooldown = {"allowed_fails": 1, "cooldown_time": "30s"}
-    gateway = await start({"tiers": {"small": tier(small, "small", cooldown=cooldown), "medium": tier(medium, "medium")}})
+    gateway = await start(
+        {"tiers": {"small": tier(small, "small", cooldown=cooldown), "medium": tier(medium, "medium")}}
+    )
     small.script(Wait(0.2), answer("late"))
     small.default(answer("healthy"))
     medium.default(answer("medium"))
@@ -258,7 +273,15 @@ async def test_connection_is_used_again_after_a_good_stream(gateway: Gateway, sm
 
 async def test_connection_with_bytes_still_to_come_is_not_used_again(gateway: Gateway, small: Upstream) -> None:
     """The next answer would begin with the rest of the last one."""
-    small.script(Send(HEAD_CHUNKED), Chunk(event("x")), Chunk(finish()), Chunk(DONE), Wait(0.4), Chunk(event("stale")), END_CHUNKS)
+    small.script(
+        Send(HEAD_CHUNKED),
+        Chunk(event("x")),
+        Chunk(finish()),
+        Chunk(DONE),
+        Wait(0.4),
+        Chunk(event("stale")),
+        END_CHUNKS,
+    )
     small.script(*stream("fresh"))
 
     await gateway.chat(stream=True)
@@ -284,7 +307,10 @@ async def test_caller_that_reads_slowly_is_waited_for(gateway: Gateway, small: U
     small.script(Send(HEAD), *(Send(event(text)) for text in texts), Send(finish()), Send(DONE))
     reader, writer = await asyncio.open_connection(gateway.host, gateway.port, limit=4096)
     body = json.dumps({"model": "auto", "stream": True, "messages": [{"role": "user", "content": "慢"}]}).encode()
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        + body
+    )
 
     seen: Any = b""
     await asyncio.sleep(0.3)

@@ -97,7 +97,12 @@ def test_broken_classifier_sends_to_the_default_tier_and_is_reported() -> None:
 
 @pytest.mark.parametrize(
     ("route", "tier"),
-    [("{}", "medium"), ("{max_tier: medium}", "medium"), ("{max_tier: small}", "small"), ("{min_tier: large}", "large")],
+    [
+        ("{}", "medium"),
+        ("{max_tier: medium}", "medium"),
+        ("{max_tier: small}", "small"),
+        ("{min_tier: large}", "large"),
+    ],
 )
 def test_default_tier_is_the_middle_of_what_the_route_may_use(route: str, tier: str) -> None:
     """Neither the bill nor the answers go to an extreme while the classifier is away."""
@@ -136,7 +141,9 @@ CONDITIONS: list[tuple[str, Call, Call]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("condition", "yes", "no"), CONDITIONS, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(CONDITIONS)])
+@pytest.mark.parametrize(
+    ("condition", "yes", "no"), CONDITIONS, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(CONDITIONS)]
+)
 def test_condition_holds_for_one_call_and_not_for_another(condition: str, yes: Call, no: Call) -> None:
     """Every condition of the policy is looked at, in English and in Chinese."""
     text = rule(condition).replace("routes: {auto:", "routes: {other: {}, auto:")

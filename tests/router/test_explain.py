@@ -11,7 +11,9 @@ from router.explain import ASSUMED_OUTPUT_TOKENS, explain
 from tests.router.test_decide import call
 from tests.router.test_plan import ONCE, Bench, tiers
 
-PRICED = tiers("a , price: {input: 1, output: 2}; b", rest="rules: [{name: 长文, when: {has_images: true}, tier: large}]\n")
+PRICED = tiers(
+    "a , price: {input: 1, output: 2}; b", rest="rules: [{name: 长文, when: {has_images: true}, tier: large}]\n"
+)
 
 
 def told(bench: Bench, **fields: object) -> dict[str, object]:

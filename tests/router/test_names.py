@@ -10,7 +10,10 @@ from router.names import Target, allowed, nearest, targets
 from router.policy import Key
 from tests.router.policy_text import THREE, policy
 
-TEXT = THREE + "routes: {auto: {}, bot: {tier: medium}}\naliases: {gpt-4o-mini: small, 便宜: c, deepseek/deepseek-chat: a}\n"
+TEXT = (
+    THREE
+    + "routes: {auto: {}, bot: {tier: medium}}\naliases: {gpt-4o-mini: small, 便宜: c, deepseek/deepseek-chat: a}\n"
+)
 KNOWN = targets(policy(TEXT))
 
 
@@ -20,7 +23,19 @@ def _key(*routes: str) -> Key:
 
 def test_every_name_of_the_policy_is_a_target() -> None:
     """What `GET /v1/models` lists and what a request may name are the same set."""
-    expected = {"auto", "bot", "gpt-4o-mini", "便宜", "deepseek/deepseek-chat", "small", "medium", "large", "a", "b", "c"}
+    expected = {
+        "auto",
+        "bot",
+        "gpt-4o-mini",
+        "便宜",
+        "deepseek/deepseek-chat",
+        "small",
+        "medium",
+        "large",
+        "a",
+        "b",
+        "c",
+    }
 
     assert expected == set(KNOWN)
 
@@ -37,7 +52,9 @@ def test_every_name_of_the_policy_is_a_target() -> None:
         ("b", "deployment", "deployment:b", "medium", "b"),
     ],
 )
-def test_target_says_what_a_name_stands_for(name: str, kind: str, label: str, tier: str, deployment: str | None) -> None:
+def test_target_says_what_a_name_stands_for(
+    name: str, kind: str, label: str, tier: str, deployment: str | None
+) -> None:
     """Labels tell the kinds apart, so that a dashboard never mixes a route with a tier of the same spelling."""
     target = KNOWN[name]
 
