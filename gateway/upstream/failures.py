@@ -12,7 +12,16 @@ from collections.abc import Mapping
 import msgspec
 import orjson
 
-from gateway.errors import AttemptError, Broken, Misconfigured, OutOfCredit, Overloaded, Refused, TooLong
+from gateway.errors import (
+    AttemptError,
+    Broken,
+    Misconfigured,
+    OutOfCredit,
+    Overloaded,
+    Refused,
+    TooLong,
+    Unsupported,
+)
 from router.backoff import parse_retry_after
 
 # How well-known servers say that a prompt does not fit: OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic,
@@ -31,6 +40,11 @@ _WINDOW = re.compile(
 _NO_CREDIT = re.compile(
     r"insufficient[_ ](?:quota|balance|credits?|funds)|exceeded your current quota|credit balance|usage limits?\b|"
     r"billing|payment required|out of credits?|余额不足|欠费"
+)
+# What a model lacks altogether, where another one may have it (llama.cpp, vLLM, Ollama).
+_CANNOT = re.compile(
+    r"(?:image|audio|multimodal|vision)\w* (?:input|data)?\s*(?:is|are) not supported|"
+    r"does not support (?:image|tool|vision)"
 )
 _OVERLOADED_TYPES = frozenset(("overloaded_error", "rate_limit_error", "rate_limit_exceeded", "overloaded"))
 
@@ -68,6 +82,8 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> AttemptErr
                            status=status, retry_after=retry_after, code=code)  # fmt: skip
     if status in (429, 503, 529):
         return Overloaded("the model is overloaded or rate limited", status=status, retry_after=retry_after, code=code)
+    if status == 501 or (status >= 400 and _CANNOT.search(text)):
+        return Unsupported("the model cannot take this kind of request")
     if status in (400, 413, 422) or status >= 500:
         if _TOO_LONG.search(text):
             return too_long(text, status)

@@ -25,6 +25,8 @@ MAX_THREADS = 4
 BATCH_TOKENS = 64
 # Prompts that were pushed out of their slot and may come back as the next turn of the same conversation.
 PROMPT_CACHE_MIB = 128
+# Small models do not always find an end by themselves.
+ANSWER_TOKENS = 512
 ERRORS_ONLY, CHATTY = 1, 4
 
 
@@ -54,6 +56,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=4, help="answers at the same time")
     parser.add_argument("--ctx", type=int, default=2048, help="tokens of one request, prompt and answer together")
     parser.add_argument("--threads", type=int, default=0, help="default: cores, less one for the gateway, at most 4")
+    parser.add_argument(
+        "--answer", type=int, default=ANSWER_TOKENS, help="longest answer to requests that set no limit"
+    )
     parser.add_argument("--temperature", type=float, help="for requests that do not say")
     parser.add_argument("--top-p", type=float, help="for requests that do not say")
     parser.add_argument("--batch", type=int, default=BATCH_TOKENS, help="prompt tokens worked on at once")
@@ -71,6 +76,7 @@ def parameters(options: argparse.Namespace, params: Any) -> Any:
     params.n_batch = params.n_ubatch = min(options.batch, options.ctx)
     threads = options.threads or default_threads()
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_predict = options.answer
     if options.temperature is not None:
         params.sampling.temp = options.temperature
     if options.top_p is not None:
@@ -80,7 +86,7 @@ def parameters(options: argparse.Namespace, params: Any) -> Any:
     params.ctx_shift = False  # a prompt that does not fit is an error, not a prompt without its beginning
     params.ui = False
     params.endpoint_metrics, params.endpoint_slots = True, False  # slots would show prompts
-    params.cors_origins, params.cors_origins_explicit = f"http://{HOST}", True  # no web page of any site may ask it
+    params.cors_origins, params.cors_origins_explicit = f"http://{HOST}", True  # no site's page may read answers
     params.verbosity = CHATTY if options.verbose else ERRORS_ONLY
     return params
 

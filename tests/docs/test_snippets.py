@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import re
 from collections.abc import AsyncIterator
@@ -44,9 +43,6 @@ async def gateway() -> AsyncIterator[Process]:
         pytest.skip(reason)
     async with Process(DEFAULT) as process:
         await process.ready()
-        # more than `/health/ready` says today, see `test_ready_means_that_the_model_answers`
-        while not any(line["event"] == "local_model_ready" for line in process.log):
-            await asyncio.sleep(0.05)
         yield process
 
 
@@ -66,7 +62,6 @@ async def test_commands_of_a_page_work_in_order(page: str, gateway: Process) -> 
 
 
 @pytest.mark.local_model
-@pytest.mark.xfail(strict=False, reason="ready looks at the model's port, which is open before the model is loaded")
 async def test_ready_means_that_the_model_answers() -> None:
     """docs/operations.md says so, and balancers send traffic from then on."""
     if reason := local_model():

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from gateway.api.admin import _is_loaded
+from tests.client import request_bytes
 from tests.gateway.conftest import Gateway, Start, tier
-from tests.upstream import Upstream
+from tests.upstream import Send, Upstream, answer, http
 
 TEXTS = {"en": "Prove that the square root of two is irrational.", "zh": "请证明根号二是无理数。"}
 
@@ -88,9 +90,6 @@ async def test_decision_is_told_and_no_model_is_called(
     assert 0 == full.metric("tiergate_requests_total")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="request_id() is drawn twice: once for the call, once for the response's headers"
-)
 async def test_decision_has_the_request_id_of_its_headers(full: Gateway) -> None:
     """One request, one id."""
     reply = await full.post("/v1/route", {"model": "auto", "messages": [{"role": "user", "content": "x"}]})
@@ -108,8 +107,6 @@ async def test_rule_is_told_by_its_name(full: Gateway, greeting: str) -> None:
 
 async def test_decision_on_paper_is_the_decision_of_the_request(full: Gateway, medium: Upstream) -> None:
     """Otherwise it explains something that does not happen."""
-    from tests.upstream import answer
-
     medium.script(answer("ok"))
     messages = [{"role": "user", "content": TEXTS["zh"]}]
 
@@ -156,16 +153,17 @@ async def test_live_and_ready(full: Gateway) -> None:
     assert full.rt.policy.fingerprint == ready.json["policy"]
 
 
-async def test_not_ready_while_an_embedded_model_loads(full: Gateway) -> None:
-    """A load balancer must not send anybody yet."""
-    from gateway.api.admin import _listens
-
+async def test_embedded_model_is_loaded_when_its_own_health_page_says_so(small: Upstream) -> None:
+    """A load balancer must not send anybody before; an open port means nothing yet."""
+    small.script(Send(http(503, {}, b"{}")))
+    small.script(Send(http(200, {}, b"{}")))
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        assert not await _listens(port)
-        held.listen()
-        assert await _listens(port)
+
+        found = [await _is_loaded(port) for port in (held.getsockname()[1], small.port, small.port)]
+
+    assert [False, False, True] == found
+    assert {"/health"} == {request.path for request in small.requests}
 
 
 # --- form ---
@@ -190,8 +188,6 @@ async def test_every_answer_carries_the_request_id(full: Gateway, path: str) -> 
 )
 async def test_wrong_path_or_method_is_an_error_object(full: Gateway, method: str, path: str, status: int) -> None:
     """Not a page, and not a framework's own form."""
-    from tests.client import request_bytes
-
     reply = await full.send(request_bytes(method, path, body=b"" if method != "GET" else None))
 
     assert status == reply.status

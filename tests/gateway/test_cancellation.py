@@ -228,7 +228,6 @@ async def test_after_a_failed_attempt_the_next_one_is_not_started(
     assert not medium.requests
 
 
-@pytest.mark.xfail(strict=False, reason="Slot._leave: ValueError (see test_slots.py), in most runs but not in all")
 async def test_a_hundred_at_once_in_every_state(start: Start, small: Upstream) -> None:
     """Leaving in all orders: the cap is whole afterwards, and the next caller is answered."""
     gateway = await start(

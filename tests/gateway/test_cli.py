@@ -30,12 +30,13 @@ BAD = GOOD.replace("routes: {auto: {}", "routes: {auto: {max_teir: small}")
 def run(
     *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
-    environ.pop("TIERGATE_POLICY", None)
-    if env and "TIERGATE_POLICY" in env:
-        environ["TIERGATE_POLICY"] = env["TIERGATE_POLICY"]
-    done = subprocess.run([sys.executable, "-m", "gateway.cli", *arguments], capture_output=True, text=True, encoding="utf-8",
-                          env=environ, cwd=ROOT, input=stdin, timeout=60, check=False)  # fmt: skip
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIERGATE_")}
+    environ = {**inherited, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env=environ, cwd=ROOT, input=stdin, timeout=60,
+        check=False,
+    )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -194,8 +195,9 @@ def test_printed_yaml_means_the_name_that_was_given(name: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("frobnicate",), ("check",), ("check", "a", "b"), ("explain",), ("keys",), ("keys", "new"), ("serve", "--port", "x"),
-        ("serve", "--port", "70000"), ("serve", "--workers", "0"), ("serve", "--grace", "5"), ("serve", "--log-level", "loud"),
+        ("frobnicate",), ("check",), ("check", "a", "b"), ("explain",), ("keys",), ("keys", "new"),
+        ("serve", "--port", "x"), ("serve", "--port", "70000"), ("serve", "--workers", "0"), ("serve", "--grace", "5"),
+        ("serve", "--log-level", "loud"),
     ],
     ids=" ".join,
 )  # fmt: skip

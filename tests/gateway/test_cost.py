@@ -174,7 +174,6 @@ async def test_server_that_counts_nothing_is_estimated_and_marked(gateway: Gatew
     assert line["prompt_tokens"] > 0
 
 
-@pytest.mark.xfail(strict=True, reason="settle.price() estimates the digits of the vectors as output tokens")
 async def test_vectors_without_usage_are_not_counted_as_words(start: Start, small: Upstream) -> None:
     """An embedding has no output tokens; a thousand floats look like three thousand."""
     gateway = await start({"tiers": {"small": tier(small, "small", deployment={"mode": "embedding"})}})

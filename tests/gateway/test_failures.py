@@ -65,11 +65,8 @@ def test_status_alone_has_a_meaning(status: int, cls: type[AttemptError]) -> Non
         (400, "输入过长，请缩短后重试", {"code": "1261"}),
         (400, "模型上下文长度超过限制", {}),
         (413, "Input token count exceeds the maximum number of tokens allowed", {}),
-        pytest.param(
-            422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 1800 `inputs` "
-            "tokens and 512 `max_new_tokens`", {},
-            marks=pytest.mark.xfail(strict=True, reason="_TOO_LONG expects TGI's words without their backticks"),
-        ),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 1800 `inputs` "
+         "tokens and 512 `max_new_tokens`", {}),
         (500, "input is too long for requested model", {}),
     ],
 )  # fmt: skip
@@ -225,7 +222,6 @@ def test_no_event_is_able_to_raise(error: Any) -> None:
     json.loads(body(found, "r"))
 
 
-@pytest.mark.xfail(strict=True, reason="_int_or_none() trusts str.isdigit(), which is true of '²' as well")
 def test_code_of_strange_digits_does_not_raise() -> None:
     """'²'.isdigit() is true and int('²') is an error."""
     assert isinstance(classify_event('{"message":"x","code":"²"}'.encode()), Broken)
@@ -259,7 +255,6 @@ async def test_error_event_by_name_falls_back(
     assert ("ok", "medium") == (reply.text, reply.tier)
 
 
-@pytest.mark.xfail(strict=True, reason="_decode() looks for 'event: error' at the event's first byte only")
 @pytest.mark.parametrize(
     "pieces", [[b"id: 1\nevent: error\ndata: {}\n\n"], [b": ping\r\n\r", b"\nevent: error\r\ndata: {}\r\n\r\n"]]
 )
@@ -277,9 +272,6 @@ async def test_error_event_by_name_is_seen_wherever_its_line_stands(
     assert not reply.sse.done
 
 
-@pytest.mark.xfail(
-    strict=True, reason="OpenAIReply.__init__ raises Broken for an unknown encoding before its status is read"
-)
 async def test_refusal_in_an_unknown_encoding_is_judged_by_its_status(
     gateway: Gateway, small: Upstream, medium: Upstream
 ) -> None:
@@ -293,7 +285,6 @@ async def test_refusal_in_an_unknown_encoding_is_judged_by_its_status(
     assert "overloaded" == line["attempts"][0]["outcome"]
 
 
-@pytest.mark.xfail(strict=True, reason="OpenAIReply.__init__ raises with the response open, and nobody closes it")
 async def test_answer_in_an_unknown_encoding_is_let_go_of(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
     """Its connection must not stay open behind the error."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: br\r\ncontent-length: 100\r\n\r\n"
@@ -304,7 +295,6 @@ async def test_answer_in_an_unknown_encoding_is_let_go_of(gateway: Gateway, smal
     await small.wait_for_disconnect(2)
 
 
-@pytest.mark.xfail(strict=True, reason="parse_retry_after gives inf, round(inf) in send_error raises: a bare 500")
 async def test_infinite_retry_after_of_an_upstream_is_survived(
     gateway: Gateway, small: Upstream, medium: Upstream
 ) -> None:

@@ -216,7 +216,6 @@ async def test_embedded_model_that_is_not_running_is_refused_with_the_reason(one
     assert any("restart" in problem or "xllamacpp" in problem for problem in problems)
 
 
-@pytest.mark.xfail(strict=True, reason="Runtime() raises OSError outside of reload()'s try, after _seen was moved on")
 async def test_log_that_cannot_be_opened_keeps_the_old_policy(one: Gateway, small: Upstream) -> None:
     """A file that checks out but cannot be put to work is a bad file too."""
     before = one.rt
@@ -229,7 +228,6 @@ async def test_log_that_cannot_be_opened_keeps_the_old_policy(one: Gateway, smal
     assert before is one.rt
 
 
-@pytest.mark.xfail(strict=True, reason="an exception of Runtime() ends the task of Reloader.watch for good")
 async def test_watch_survives_a_policy_that_cannot_be_put_to_work(one: Gateway, medium: Upstream) -> None:
     """Otherwise the next, corrected file is never noticed, and nobody is told."""
     good = pointing_to(one, medium)

@@ -172,7 +172,6 @@ async def test_prompts_stand_in_the_log_where_the_policy_asks(start: Start, smal
     assert CANARY == found["request"]["messages"][0]["content"]
 
 
-@pytest.mark.xfail(strict=True, reason="orjson.Fragment(call.body) copies the caller's line ends into the line")
 async def test_body_with_line_ends_is_still_one_line(start: Start, small: Upstream, tmp_path: Path) -> None:
     """Pretty-printed JSON is valid JSON, and a log of lines must stay one."""
     gateway = await prompting(start, small, tmp_path)
@@ -186,7 +185,6 @@ async def test_body_with_line_ends_is_still_one_line(start: Start, small: Upstre
     assert 1 == len((tmp_path / "requests.jsonl").read_text().splitlines())
 
 
-@pytest.mark.xfail(strict=True, reason="a call that was refused before it was read has body b'', which is no JSON")
 async def test_refused_call_has_a_readable_line_too(start: Start, small: Upstream, tmp_path: Path) -> None:
     """`{"request":}` breaks whoever reads the file."""
     gateway = await prompting(start, small, tmp_path)
@@ -195,18 +193,6 @@ async def test_refused_call_has_a_readable_line_too(start: Start, small: Upstrea
 
     [found] = await gateway.settled(1)
     assert "client_error" == found["outcome"]
-
-
-@pytest.mark.xfail(strict=True, reason="the policy promises the messages and the answer; only the request is written")
-async def test_answer_stands_in_the_log_where_the_policy_asks(start: Start, small: Upstream, tmp_path: Path) -> None:
-    """`prompts: also the messages and the answer`."""
-    gateway = await prompting(start, small, tmp_path)
-    small.script(answer(CANARY))
-
-    await gateway.chat("你好", model="small")
-
-    [found] = await gateway.settled(1)
-    assert CANARY in json.dumps(found, ensure_ascii=False)
 
 
 # --- the writer ---
@@ -316,7 +302,6 @@ log.close()
 """
 
 
-@pytest.mark.xfail(strict=True, reason="BufferedWriter keeps what it could not write, and flush() writes it once more")
 def test_disk_that_was_full_for_a_while_gets_every_line_once(tmp_path: Path) -> None:
     """Kept for the next time means once: doubled lines are doubled costs in every report."""
     root = Path(__file__).resolve().parents[2]
@@ -325,6 +310,34 @@ def test_disk_that_was_full_for_a_while_gets_every_line_once(tmp_path: Path) -> 
 
     lines = (tmp_path / "log").read_text().splitlines()
     assert 12 == len([json.loads(text) for text in lines])
+
+
+STALLED = """
+import os, sys
+from tests.gateway.test_request_log import outcome, writer
+os.set_blocking(1, False)
+log = writer("stdout")
+for _ in range(400):
+    log.write(outcome())
+log.flush()
+print("went on", file=sys.stderr, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="FileIO.write gives None when it would block; data[None:] is data, for ever")
+def test_reader_of_standard_output_that_stalls_does_not_stop_the_gateway() -> None:
+    """A pipe may be non-blocking (a supervisor's choice) and full: a short write is no reason to try for ever."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", STALLED]
+
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            process.wait(8)
+        finally:
+            process.kill()
+        assert "went on" in process.stderr.read()
 
 
 async def test_request_is_answered_while_the_log_cannot_be_written(start: Start, small: Upstream) -> None:

@@ -201,7 +201,6 @@ async def test_waiter_that_leaves_as_its_turn_comes_hands_the_place_on() -> None
     assert slot.is_empty()
 
 
-@pytest.mark.xfail(strict=True, reason="_leave() removes a turn that _pass_on() has thrown out already: ValueError")
 @pytest.mark.parametrize("others", [0, 1])
 async def test_place_that_comes_free_as_a_waiter_leaves_goes_to_the_next(others: int) -> None:
     """Cancelled and released in the same turn of the loop, in this order: it must end as a cancellation."""

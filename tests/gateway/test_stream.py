@@ -175,7 +175,6 @@ async def test_stream_of_two_choices_ends_with_the_second(gateway: Gateway, smal
     assert said + DONE == reply.body
 
 
-@pytest.mark.xfail(strict=True, reason="Live._next takes any finish_reason for the end, though choices are missing")
 async def test_stream_cut_between_two_choices_never_looks_like_success(gateway: Gateway, small: Upstream) -> None:
     """One of two answers is half an answer."""
     small.script(Send(HEAD), Send(choice(0, "a") + choice(0, reason="stop") + choice(1, "b")), Close())
@@ -233,9 +232,6 @@ async def test_failure_in_mid_stream_counts_against_the_deployment(
     assert ("medium", "1") == (after.tier, after.attempts)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a TimedOut of the caller's own deadline blames the deployment like one of its tier"
-)
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_impatient_caller_does_not_close_a_tier_for_everybody(
     start: Start, small: Upstream, medium: Upstream, streamed: bool

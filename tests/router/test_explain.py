@@ -7,8 +7,10 @@ import json
 import orjson
 import pytest
 
+from router.decide import Decider
 from router.explain import ASSUMED_OUTPUT_TOKENS, explain
-from tests.router.test_decide import call
+from router.names import targets
+from tests.router.test_decide import Fixed, call
 from tests.router.test_plan import ONCE, Bench, tiers
 
 PRICED = tiers(
@@ -17,14 +19,11 @@ PRICED = tiers(
 
 
 def told(bench: Bench, **fields: object) -> dict[str, object]:
-    from router.decide import Decider
-    from router.names import targets
-    from tests.router.test_decide import Fixed
-
     asked = call("解释一下相对论", **fields)
-    decision = Decider(bench.policy, Fixed(0.25), lambda exc: None).decide(asked, "-")
+    decider = Decider(bench.policy, Fixed(0.25), lambda exc: None)
+    decision = decider.decide(asked, "-")
     plan = bench.planner.plan(decision, asked, targets(bench.policy)[asked.model])
-    return explain(asked, decision, plan)
+    return explain(asked, decision, plan, decider.judge(asked))
 
 
 def test_everything_that_led_to_the_decision_is_told() -> None:
@@ -66,7 +65,8 @@ def test_rule_and_skipped_deployments_are_named() -> None:
 
     seen = told(bench, has_images=True)
 
-    assert ("长文", "rule", None) == (seen["rule"], seen["by"], seen["difficulty"])
+    assert ("长文", "rule") == (seen["rule"], seen["by"])
+    assert 0.25 == seen["difficulty"], "told even where it did not decide"
     assert [{"tier": "large", "deployment": "z", "reason": "cooling down"}] == seen["skipped"]
     assert {"a", "b"} == {attempt["deployment"] for attempt in seen["attempts"]}  # type: ignore[attr-defined]
 
