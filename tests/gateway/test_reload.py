@@ -268,11 +268,6 @@ async def test_call_under_way_is_finished_by_the_policy_that_it_began_with(
     await until(lambda: small.open_connections == 0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the call is settled, and its runtime closes the session, before its stream is closed; then _let_go raises "
-    "RuntimeError('Connection closed.') and skips reply.aclose()",
-)
 async def test_stream_that_ends_after_a_reload_gives_its_connection_back(
     one: Gateway, small: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
