@@ -24,7 +24,7 @@ _NESTED = frozenset({"function", "custom", "function_call", "audio"})  # objects
 _TEXTS = ("reasoning_content", "reasoning", "content", "refusal")  # in the order in which models speak
 
 
-class StoredAnswer(msgspec.Struct, frozen=True):
+class StoredAnswer(msgspec.Struct, frozen=True, gc=False):
     """A whole, good answer with what it took to make it."""
 
     body: bytes  # JSON of a `chat.completion` object or of an embeddings list

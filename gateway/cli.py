@@ -40,7 +40,8 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Start the gateway."""
-    from gateway.serve import ServeError, serve
+    from gateway.process import ServeError
+    from gateway.serve import serve
     from gateway.settings import Settings
 
     if log_level.upper() not in logging.getLevelNamesMapping():

@@ -152,8 +152,8 @@ class Unsupported(AttemptError):
     then, outcome = "fallback", AttemptOutcome.REFUSED
     code = "unsupported_parameter"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, param: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, status=status)
         self.param = param
 
 

@@ -182,7 +182,7 @@ class Executor:
         blamed(self._health, self._metrics, attempt, exc)
         level = self._log.error if exc.outcome is AttemptOutcome.MISCONFIGURED else self._log.warning
         level(
-            "upstream_auth" if exc.outcome is AttemptOutcome.MISCONFIGURED else "attempt_failed",
+            "upstream_misconfigured" if exc.outcome is AttemptOutcome.MISCONFIGURED else "attempt_failed",
             request_id=call.request_id, tier=attempt.tier.name, deployment=attempt.deployment.name,
             outcome=exc.outcome, status=exc.status, error=str(exc),
         )  # fmt: skip

@@ -35,7 +35,9 @@ def explain_prompt(prompt: str, policy: Policy, model: str, as_json: bool) -> st
     body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": prompt}]})
     call = read_chat(body, "explain", {}, NO_CACHE_CONTROL)
     decision = decider.decide(call, "-")
-    plan = Planner(policy, Health(time.monotonic), random.uniform).plan(decision, call, decider.targets[model])
+    plan = Planner(policy, Health(time.monotonic), random.uniform).plan(
+        decision, call, decider.targets[model], on_paper=True
+    )
     told = explain(call, decision, plan, decider.judge(call))
     return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode() if as_json else "\n".join(_lines(told))
 

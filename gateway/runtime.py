@@ -91,7 +91,12 @@ class Runtime:
 
     async def execute(self, plan: Plan, call: Call, outcome: Outcome) -> Stream:
         stream = await self.executor.run(plan, call, outcome)
-        self.settler.price(outcome, stream)
+        try:
+            self.settler.price(outcome, stream)
+        except BaseException:
+            stream.finish()
+            await stream.aclose()
+            raise
         return stream
 
     def settle(

@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -108,7 +109,7 @@ class Live:
         self.assembly = Assembly() if relay.record else None  # puts the whole answer together, for the cache
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
-        self.finished = 0  # choices with a finish reason
+        self.finished: set[int] = set()  # choices with a finish reason
         self.done = False  # the end marker came
         self.content_events = 0
         self.first_token = self.last_token = 0.0
@@ -145,7 +146,7 @@ class Live:
 
     @property
     def _complete(self) -> bool:
-        return self.done or self.finished >= self._relay.choices
+        return self.done or len(self.finished) >= self._relay.choices
 
     async def _next(self) -> bytes | None:
         """The next bytes for the caller, empty if there are none yet; None at a good end."""
@@ -207,7 +208,7 @@ class Live:
                 self.content_events += 1
             if reason := chunk.finish_reason:
                 self.finish_reason = reason
-                self.finished += sum(1 for choice in chunk.choices if choice.finish_reason)
+                self.finished.update(choice.index for choice in chunk.choices if choice.finish_reason)
 
     def finish(self) -> None:
         if self._finished:
@@ -222,15 +223,19 @@ class Live:
             await asyncio.shield(self._let_go())
 
     async def _let_go(self) -> None:
-        if self.done and self.error is None:
-            try:
-                async with asyncio.timeout(LEFTOVER_S):
-                    for _ in range(LEFTOVER_READS):
-                        if not await anext(self._chunks, b""):
-                            break
-            except (TimeoutError, AttemptError):
-                pass
-        await self._reply.aclose()
+        try:
+            if self.done and self.error is None:
+                await self._drain()
+        finally:
+            await self._reply.aclose()
+
+    async def _drain(self) -> None:
+        """Usually only the end of the HTTP body is outstanding, in the same packet or the next."""
+        with suppress(TimeoutError, AttemptError):
+            async with asyncio.timeout(LEFTOVER_S):
+                for _ in range(LEFTOVER_READS):
+                    if not await anext(self._chunks, b""):
+                        break
 
     def _settle_record(self) -> None:
         record = self.record

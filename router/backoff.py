@@ -9,6 +9,8 @@ from email.utils import parsedate_to_datetime
 
 from router.policy import Backoff
 
+MAX_RETRY_AFTER_S = 86_400.0
+
 
 def delay(
     retry: int, backoff: Backoff, uniform: Callable[[float, float], float], retry_after: float | None
@@ -33,10 +35,10 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
     except ValueError:
         pass
     else:
-        return max(0.0, seconds) if math.isfinite(seconds) else None
+        return min(max(0.0, seconds), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
     try:
         when = parsedate_to_datetime(value)
     except ValueError:
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+    return min(max(0.0, (when - (now or datetime.now(UTC))).total_seconds()), MAX_RETRY_AFTER_S)

@@ -13,7 +13,7 @@ from router.names import Target, targets
 from router.policy import Policy, Route, Rule, When
 from router.types import MODE_OF, Call, Decision
 
-MAX_REGEX_CHARS = 8192  # a rule's expression sees at most this much of the last user turn
+MAX_REGEX_CHARS = 8192  # a rule's expression sees at most this much of the last user turn, or of a header
 
 
 class Classifier(Protocol):
@@ -181,7 +181,8 @@ def _text_condition(wanted: Any) -> Condition:
 def _header_condition(wanted: Any) -> Condition:
     searches = {name.lower(): re.compile(text.matches).search for name, text in wanted.items()}
     return lambda call, seen, key, route: all(
-        (value := call.headers.get(name)) is not None and search(value) is not None for name, search in searches.items()
+        (value := call.headers.get(name)) is not None and search(value[:MAX_REGEX_CHARS]) is not None
+        for name, search in searches.items()
     )
 
 

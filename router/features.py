@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from functools import lru_cache
 from operator import add
 
 import msgspec
@@ -19,6 +20,7 @@ from router import tokens
 from router.concepts import CONCEPT_NAMES, CONCEPTS
 from router.types import Call, ResponseFormat
 
+KEPT_CHARS = 20_000  # a longer system prompt is counted anew each time, to bound what is kept
 HEAD, TAIL = 2000, 1000  # characters of the last user message that are read
 _GRAM = re.compile(r"[a-z]+(?:['-][a-z]+)*|[\u3400-\u9fff]+")
 _CHOICE = re.compile(r"^\s*[(（]?[A-J][.)）．、:：]", re.MULTILINE)
@@ -164,6 +166,21 @@ def _concept_counts(words: Set[str]) -> tuple[int, ...]:
     return tuple(counts)
 
 
+@lru_cache(maxsize=64)
+def _instruction_tokens(system: str) -> int:
+    return tokens.estimate_tokens(system)
+
+
+def _prompt_tokens(call: Call, ask_tokens: int) -> int:
+    """Of all messages. An app's system prompt is the same in every request, so its count is kept."""
+    text, ask, system = call.text, call.last_user, call.system
+    if len(text) == len(ask):
+        return ask_tokens
+    if call.messages == 2 and len(system) < KEPT_CHARS and len(text) == len(system) + len(ask) + 1:
+        return ask_tokens + _instruction_tokens(system)
+    return tokens.estimate_tokens(text)
+
+
 def features(call: Call) -> Features:
     """What there is to know about `call` before any model is asked."""
     ask = call.last_user
@@ -179,7 +196,7 @@ def features(call: Call) -> Features:
     lines = kinds[tokens.NEWLINE] + 1
     return Features(
         language=_language(lower, kinds, distinct),
-        prompt_tokens=ask_tokens if call.text == ask else tokens.estimate_tokens(call.text),
+        prompt_tokens=_prompt_tokens(call, ask_tokens),
         ask_tokens=ask_tokens,
         chars=len(ask),
         turns=call.turns,

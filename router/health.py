@@ -16,7 +16,7 @@ class _Breaker:
 
 
 class Health:
-    """Failures in a row open the breaker; when its time is over the next call probes, and one failure opens it again.
+    """Failures in a row open the breaker; when its time is over calls go there again, and one failure opens it again.
 
     Owned by the runtime's process; changed only through `succeeded` and `failed`.
     """

@@ -10,6 +10,8 @@ import msgspec
 
 from router.policy import Key, Policy, Route
 
+MAX_NAME = 128  # as long as a name in a policy may be
+
 
 class Target(msgspec.Struct, frozen=True):
     """A name that callers may use. `label` is its name in logs and metrics."""
@@ -22,7 +24,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def targets(policy: Policy) -> Mapping[str, Target]:
-    """Every name of the policy: routes, then aliases, tiers and deployments (one namespace, checked at load)."""
+    """Every name of the policy: deployments, tiers, aliases, routes (one namespace, checked at load)."""
     return dict(_pairs(policy))
 
 
@@ -43,6 +45,8 @@ def _pairs(policy: Policy) -> Iterator[tuple[str, Target]]:
 
 def nearest(name: str, known: Mapping[str, Target], key: Key | None) -> str | None:
     """The known name that looks most like `name`, among those that the key may use."""
+    if len(name) > MAX_NAME:  # comparing takes time
+        return None
     usable = [known_name for known_name in known if allowed(key, known_name)]
     return next(iter(difflib.get_close_matches(name, usable, n=1)), None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 from router.health import Health
@@ -20,10 +19,13 @@ class Planner:
         self._policy = policy
         self._health = health
         self._uniform = uniform
-        self._turns = {name: itertools.count() for name in policy.tiers}
+        self._turns = dict.fromkeys(policy.tiers, 0)
 
-    def plan(self, decision: Decision, call: Call, target: Target) -> Plan:
-        """Attempts in order. Those of deployments that cool down are left out, unless there is nobody else."""
+    def plan(self, decision: Decision, call: Call, target: Target, *, on_paper: bool = False) -> Plan:
+        """Attempts in order. Those of deployments that cool down are left out, unless there is nobody else.
+
+        `on_paper`: nobody will walk this plan, so it takes no turn of a round robin.
+        """
         wanted, skipped = self._candidates(decision, call, target)
         ready: list[Attempt] = []
         resting: list[Attempt] = []
@@ -32,6 +34,8 @@ class Planner:
         if resting and not ready:
             ready = [min(resting, key=lambda attempt: self._health.ready_at(attempt.deployment.name))]
             resting.remove(ready[0])
+        if not on_paper:
+            self._turns[decision.tier] += 1
         skipped += [Skipped(one.tier.name, one.deployment.name, "cooling down") for one in resting]
         return Plan(tuple(ready), tuple(skipped))
 
@@ -67,9 +71,9 @@ class Planner:
         if len(deployments) == 1:
             return deployments
         if tier.balance == "round_robin":
-            first = next(self._turns[tier.name]) % len(deployments)
+            first = self._turns[tier.name] % len(deployments)
             return deployments[first:] + deployments[:first]
-        # Weighted order without replacement: the smallest of u**(1/w), as an exponential race.
+        # Weighted order without replacement: by u**(1/w), the largest first (Efraimidis and Spirakis).
         return tuple(sorted(deployments, key=lambda one: self._uniform(0.0, 1.0) ** (1.0 / one.weight), reverse=True))
 
 

@@ -64,7 +64,7 @@ def pair_counts(text: str) -> npt.NDArray[np.intp]:
     if total > SAMPLE_OVER:
         starts = np.linspace(0, total - _WINDOW, SAMPLE_OVER // _WINDOW).astype(np.intp)
         units = units[(starts[:, None] + np.arange(_WINDOW)).ravel()]
-    kinds = _TABLE[units]
+    kinds = _TABLE.take(units)
     pairs = kinds.copy()
     pairs[1:] += kinds[:-1] << _BITS
     if total:

@@ -68,7 +68,7 @@ class Grant(msgspec.Struct, frozen=True):
         return self.key.name if self.key else "-"
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens in disjoint buckets: their sum is what the provider billed as prompt plus completion."""
 
     input: int = 0  # prompt tokens that were not read from, or written to, a prompt cache

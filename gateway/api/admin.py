@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 
 from gateway import errors
 from gateway.api.chat import read_chat
-from gateway.api.http import read_body, request_id
+from gateway.api.http import error_headers, read_body, request_id
 from gateway.api.surface import check_model
 from gateway.errors import Forbidden, GatewayError, NotFound, UnknownModel
 from gateway.reload import Reloader
 from gateway.runtime import Runtime
 from router.explain import explain
-from router.names import allowed, targets
+from router.names import allowed
 from router.policy import Key
 from router.types import NO_CACHE_CONTROL, Plan
 
@@ -39,7 +39,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
     @router.get("/v1/models", summary="The names that a request may use as its model")
     async def models(request: Request) -> Response:
         rt, key = caller(request)
-        names = [name for name in targets(rt.policy) if allowed(key, name)]
+        names = [name for name in rt.decider.targets if allowed(key, name)]
         return _json(request, {"object": "list", "data": [_model(rt, name) for name in names]})
 
     @router.get("/v1/models/{name:path}", summary="One of them")
@@ -59,7 +59,7 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
         call = read_chat(body, call_id, seen, NO_CACHE_CONTROL)
         check_model(call.model, key, rt)
         decision = rt.decider.decide(call, key.name if key else "-")
-        plan: Plan = rt.planner.plan(decision, call, rt.decider.targets[call.model])
+        plan: Plan = rt.planner.plan(decision, call, rt.decider.targets[call.model], on_paper=True)
         told = explain(call, decision, plan, rt.decider.judge(call))
         return _named(call_id, orjson.dumps({"request_id": call_id, **told}), 200)
 
@@ -104,11 +104,15 @@ def add_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(GatewayError, ours)
     app.add_exception_handler(HTTPException, starlettes)
+    app.add_exception_handler(Exception, ours)
 
 
 def _error(request: Request, exc: Exception, status: int | None = None) -> Response:
     call_id = request_id(dict(request.scope["headers"]).get(b"x-request-id"))
-    return _named(call_id, errors.body(exc, call_id), status or errors.wire(exc).status)
+    response = _named(call_id, errors.body(exc, call_id), status or errors.wire(exc).status)
+    for name, value in error_headers(exc, call_id):
+        response.headers[name.decode()] = value.decode()
+    return response
 
 
 def _json(request: Request, data: Any, status: int = 200) -> Response:

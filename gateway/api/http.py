@@ -110,7 +110,7 @@ def cache_control(given: bytes | None) -> CacheControl:
         return NO_CACHE_CONTROL
     words = {word.strip() for word in given.decode("latin-1").lower().split(",")}
     ages = [word[8:].strip('"') for word in words if word.startswith("max-age=")]
-    age = float(ages[0]) if ages and ages[0].isdigit() else None
+    age = float(ages[0]) if ages and ages[0].isdecimal() else None
     return CacheControl("no-cache" in words, "no-store" in words, age)
 
 
@@ -129,18 +129,19 @@ async def send_bytes(send: Send, status: int, headers: Headers, body: bytes) -> 
 async def send_error(send: Send, error: BaseException, call_id: str) -> None:
     """An error object with its status, request id and, where there is one, Retry-After."""
     body = errors.body(error, call_id)
+    headers = [*error_headers(error, call_id), JSON, (b"content-length", b"%d" % len(body))]
+    await send_bytes(send, errors.wire(error).status, headers, body)
+
+
+def error_headers(error: BaseException, call_id: str) -> Headers:
+    """What every error carries besides its object."""
     name = call_id.encode("ascii")
-    headers: Headers = [
-        JSON,
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", name),
-        (b"x-tiergate-request-id", name),
-    ]
+    headers: Headers = [(b"x-request-id", name), (b"x-tiergate-request-id", name)]
     if isinstance(error, GatewayError) and error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
     if errors.wire(error).status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send_bytes(send, errors.wire(error).status, headers, body)
+    return headers
 
 
 class Leaving:
@@ -150,6 +151,7 @@ class Leaving:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._main: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.left = False
 
@@ -161,11 +163,12 @@ class Leaving:
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.left = True
-        assert self._main is not None
-        self._main.cancel()
+        if self._main is not None:
+            self.left = True
+            self._main.cancel()
 
     def stop(self) -> None:
         """Before the last byte is sent: from then on the server itself says `http.disconnect`."""
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = self._main = None  # no circle for the garbage collector to find

@@ -106,6 +106,7 @@ class RequestLogWriter:
         self._on_drop = on_drop
         self._buffer: list[bytes] = []
         self._size = 0
+        self._stalled = False  # the last flush could not write all: only the timer tries again
         self._file: FileIO | None = _open(policy.path)
 
     @property
@@ -114,25 +115,27 @@ class RequestLogWriter:
 
     def write(self, outcome: Outcome) -> None:
         data = line(outcome, self.prompts)
+        if self._size + len(data) > MAX_BUFFER_BYTES:
+            self._on_drop(1)
+            return
         self._buffer.append(data)
         self._size += len(data)
-        if self._size >= FLUSH_BYTES:
+        if self._size >= FLUSH_BYTES and not self._stalled:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is there; on failure keep it for the next time, up to a bound."""
+        """Write what is there; what cannot be written stays for the next time, up to `MAX_BUFFER_BYTES`."""
         if self._file is None or not self._buffer:
             return
         data = b"".join(self._buffer)
         try:
-            while data:
-                data = data[self._file.write(data) :]
+            while data and (written := self._file.write(data)):  # None: a pipe whose reader stalls
+                data = data[written:]
         except (OSError, ValueError):
-            if len(data) >= MAX_BUFFER_BYTES:
-                self._on_drop(data.count(b"\n"))
-                data = b""
+            pass
         self._buffer = [data] if data else []
         self._size = len(data)
+        self._stalled = bool(data)
 
     def close(self) -> None:
         self.flush()

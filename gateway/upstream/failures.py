@@ -83,7 +83,7 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> AttemptErr
     if status in (429, 503, 529):
         return Overloaded("the model is overloaded or rate limited", status=status, retry_after=retry_after, code=code)
     if status == 501 or (status >= 400 and _CANNOT.search(text)):
-        return Unsupported("the model cannot take this kind of request")
+        return Unsupported("the model cannot take this kind of request", status=status)
     if status in (400, 413, 422) or status >= 500:
         if _TOO_LONG.search(text):
             return too_long(text, status)

@@ -92,6 +92,7 @@ class OpenAIUpstream:
 
     async def _post(self, endpoint: Endpoint, url: URL, body: bytes) -> aiohttp.ClientResponse:
         post = self._client().post
+        _reused.set(False)
         try:
             return await post(url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
@@ -127,7 +128,7 @@ class OpenAIReply:
     def __init__(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._response = response
         self._max_bytes = max_bytes
-        self._encoding = response.headers.get("Content-Encoding", "identity")
+        self._encoding = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
 
     async def read(self) -> bytes:
         response = self._response

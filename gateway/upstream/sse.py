@@ -110,6 +110,7 @@ class WireUsage(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
+    index: int = 0
     delta: dict[str, msgspec.Raw] | None = None
     finish_reason: str | None = None
     text: str | None = None

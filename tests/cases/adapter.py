@@ -68,7 +68,7 @@ METRICS = {
 
 LOG_EVENTS = {
     "upstream_stream_failure": "stream_broken",
-    "upstream_auth": "upstream_auth",
+    "upstream_auth": "upstream_misconfigured",
     "config_reload_failed": "policy_reload_failed",
     "prompt_truncation_suspected": "prompt_truncation_suspected",
     "cache_unavailable": "cache_unavailable",

@@ -37,7 +37,7 @@ LOG = [
     {"request_id": "a", "tier": "small", "cost_usd": 4.7e-05, "attempts": [{"tier": "small", "status": 500}]},
     {"request_id": "b", "tier": "large", "cost_usd": None, "overhead_ms": 2.0, "attempts": [{"tier": "large"}]},
 ]  # fmt: skip
-OUTPUT = '{"event": "upstream_auth", "level": "error"}\nnot JSON\n'
+OUTPUT = '{"event": "upstream_misconfigured", "level": "error"}\nnot JSON\n'
 
 
 @pytest.fixture

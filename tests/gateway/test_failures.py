@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -17,13 +18,14 @@ from gateway.errors import (
     Overloaded,
     Refused,
     TooLong,
+    Unsupported,
     body,
     wire,
 )
 from gateway.upstream.failures import classify, classify_event, error_detail
 from tests.client import Reply
-from tests.gateway.conftest import Gateway
-from tests.upstream import DONE, HEAD, Hang, Send, Upstream, Wait, answer, data, event, http
+from tests.gateway.conftest import Gateway, Start, tier
+from tests.upstream import DONE, HEAD, Close, Hang, Reset, Send, Upstream, Wait, answer, completion, data, event, http
 
 
 def refusal(message: Any = "no", **fields: Any) -> bytes:
@@ -39,7 +41,8 @@ def refusal(message: Any = "no", **fields: Any) -> bytes:
         (204, Misconfigured), (301, Misconfigured), (302, Misconfigured),
         (400, Refused), (401, Misconfigured), (402, OutOfCredit), (403, Misconfigured), (404, Misconfigured),
         (405, Refused), (408, Broken), (409, Refused), (413, Refused), (415, Refused), (422, Refused),
-        (429, Overloaded), (451, Refused), (500, Broken), (501, Broken), (502, Broken), (503, Overloaded),
+        (429, Overloaded), (451, Refused), (500, Broken),
+        (501, Unsupported), (502, Broken), (503, Overloaded),
         (504, Broken), (529, Overloaded),
     ],
 )  # fmt: skip
@@ -240,6 +243,54 @@ async def failing(gateway: Gateway, small: Upstream, medium: Upstream, *steps: A
     medium.script(answer("medium"))
     reply: Reply = await gateway.chat("换一个", stream=False)
     return reply
+
+
+NO_ANSWERS = [
+    b"", b"not json", b"<html>hello</html>", b"null", b"[]", b"{}", b'{"choices":null}', b'{"choices":[]}',
+    b'{"choices":{}}', b'{"choices":[7]}', b'{"object":"list","data":[]}', b'{"choices":[{"finish_reason":"st',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", NO_ANSWERS)
+async def test_answer_that_is_none_falls_back(gateway: Gateway, small: Upstream, medium: Upstream, said: bytes) -> None:
+    """A 200 with a page of HTML, an empty list, half a JSON: the next model is asked."""
+    reply = await failing(gateway, small, medium, Send(http(200, {}, said)))
+
+    assert ("medium", "2") == (reply.text, reply.attempts)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("end", [Close(), Reset()])
+async def test_answer_cut_in_its_body_falls_back(
+    gateway: Gateway, small: Upstream, medium: Upstream, chunked: bool, end: Close | Reset
+) -> None:
+    """Before its length, or before its last chunk: nothing of it has gone out."""
+    whole = http(200, {}, json.dumps(completion("断" * 2000)).encode(), chunked=chunked)
+
+    reply = await failing(gateway, small, medium, Send(whole[:-300]), end)
+
+    assert "medium" == reply.text
+
+
+async def test_whole_answer_may_come_in_chunks(gateway: Gateway, small: Upstream) -> None:
+    """Many servers do not know its length when they begin."""
+    small.script(Send(http(200, {}, json.dumps(completion("分块")).encode(), chunked=True)))
+
+    assert "分块" == (await gateway.chat()).text
+
+
+@pytest.mark.parametrize("encoding", ["x-gzip", "GZIP", "Gzip", "Identity", ""])
+async def test_content_codings_are_read_in_any_case(start: Start, small: Upstream, encoding: str) -> None:
+    """HTTP says that their case does not count."""
+    gateway = await start({"tiers": {"small": tier(small, "small")}})
+    plain = json.dumps(completion("平")).encode()
+    said = gzip.compress(plain) if "zip" in encoding.lower() else plain
+    small.script(Send(http(200, {"content-encoding": encoding}, said)))
+
+    reply = await gateway.chat(model="small")
+
+    assert 200 == reply.status
+    assert "平" == reply.text
 
 
 @pytest.mark.parametrize("first", [b"event: error\n", b"event:error\n", b"event: error\r\n"])

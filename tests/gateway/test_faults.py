@@ -422,7 +422,7 @@ async def test_wrong_provider_key_is_not_the_callers_401(gateway: Gateway, small
 
     assert 502 == reply.status
     assert b"up-key" not in reply.body
-    assert 2 == gateway.log.events().count("upstream_auth")
+    assert 2 == gateway.log.events().count("upstream_misconfigured")
 
 
 async def test_idle_connection_closed_by_its_server_costs_no_request(gateway: Gateway, small: Upstream) -> None:

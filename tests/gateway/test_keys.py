@@ -133,9 +133,6 @@ async def test_lists_need_a_key_too(start: Start, small: Upstream, path: str) ->
     assert (401, 200) == (refused.status, allowed.status)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="api.admin._error sets neither www-authenticate nor retry-after; send_error does"
-)
 async def test_refusal_says_how_to_authenticate_beside_the_data_path_too(start: Start, small: Upstream) -> None:
     """HTTP wants the header with every 401, and clients that ask for credentials look for it."""
     gateway = await start({"tiers": {"small": tier(small, "small")}, "keys": [{"name": "a", "hash": hash_key(b"k")}]})

@@ -242,3 +242,17 @@ async def test_cooling_deployment_is_seen(start: Start, small: Upstream, medium:
     assert (0, "medium") == (during, second.tier)
     assert 1 == gateway.metric("tiergate_deployment_ready", deployment="small-1")
     assert 1 == gateway.metric("tiergate_cooldowns_total", tier="small")
+
+
+async def test_prompt_that_was_cut_by_its_server_is_suspected(two: Gateway, small: Upstream) -> None:
+    """Some servers silently drop what does not fit, and answer a question that nobody asked."""
+    small.script(answer("ok", usage(300, 5)))
+    small.script(answer("ok", usage(5000, 5)))
+
+    await two.chat("一段很长的文字，" * 800)
+    await two.chat("另一段很长的文字，" * 800)
+    await two.settled(2)
+
+    assert 1 == two.metric("tiergate_prompt_truncation_suspected_total", tier="small")
+    [logged] = [line for line in two.log.lines if line["event"] == "prompt_truncation_suspected"]
+    assert 300 == logged["reported_tokens"] < logged["expected_tokens"]

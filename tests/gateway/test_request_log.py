@@ -325,7 +325,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.xfail(strict=True, reason="FileIO.write gives None when it would block; data[None:] is data, for ever")
 def test_reader_of_standard_output_that_stalls_does_not_stop_the_gateway() -> None:
     """A pipe may be non-blocking (a supervisor's choice) and full: a short write is no reason to try for ever."""
     root = Path(__file__).resolve().parents[2]

@@ -231,6 +231,8 @@ async def test_worker_that_dies_comes_back_and_its_numbers_stay(tmp_path: Path, 
         await until(lambda: listeners(gateway.port) == 2)
         for number in range(10):
             await client.chat(str(number))
+        while await total(client, "tiergate_requests_total", outcome="ok") < 10:  # counted right after its answer
+            await asyncio.sleep(0.01)
         before = set(gateway.children())
 
         killed = gateway.kill_worker()

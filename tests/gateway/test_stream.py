@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.upstream import sse
 from tests.gateway.conftest import TIMEOUTS, Gateway, Start, tier
 from tests.upstream import (
     DONE,
@@ -156,6 +157,24 @@ async def test_last_of_a_growing_usage_counts(gateway: Gateway, small: Upstream)
 
     [line] = await gateway.settled(1)
     assert (9, 2) == (line["prompt_tokens"], line["completion_tokens"])
+
+
+@pytest.mark.parametrize("first", [b"", event("begun")])
+async def test_event_without_end_is_given_up(
+    gateway: Gateway, small: Upstream, medium: Upstream, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    """It would fill the memory: before the first token another model answers, after it an error is told."""
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 5000)
+    small.script(Send(HEAD + first), *(Send(b"x" * 1000) for _ in range(20)), Hang())
+    if not first:
+        medium.script(*stream("saved"))
+
+    reply = await gateway.chat(stream=True)
+
+    assert (("saved", None) if not first else ("begun", "upstream_error")) == (
+        reply.text, reply.error and reply.error["code"],
+    )  # fmt: skip
+    await small.wait_for_disconnect()
 
 
 # --- several choices ---

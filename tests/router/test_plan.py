@@ -141,9 +141,6 @@ def test_round_robin_takes_turns() -> None:
     assert ["abc", "bca", "cab", "abc", "bca", "cab"] == orders
 
 
-@pytest.mark.xfail(
-    strict=True, reason="planning a tier as a fallback takes one of its turns: alternating traffic skews"
-)
 def test_round_robin_of_a_tier_does_not_turn_while_it_is_only_a_fallback() -> None:
     """With calls for small and large in turn, each of large's two deployments still gets half of large's calls."""
     text = (
