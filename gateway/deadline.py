@@ -28,11 +28,12 @@ class within:  # lower case: it reads as a preposition, `async with within(due, 
         self._fired = False
 
     async def __aenter__(self) -> None:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task: asyncio.Task[object] = task
         self._cancelling = task.cancelling()
-        self._handle = asyncio.get_running_loop().call_later(max(0.0, self._due - time.monotonic()), self._fire)
+        self._handle = loop.call_later(max(0.0, self._due - time.monotonic()), self._fire)
 
     def _fire(self) -> None:
         self._fired = True
