@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,6 +22,8 @@ app.add_typer(keys, name="keys")
 PolicyFile = Annotated[Path, typer.Option("--policy", "-p", help="The policy file (YAML).", envvar="TIERGATE_POLICY")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_POLICY = Path("policies/default.yaml")
+if not DEFAULT_POLICY.exists():  # installed, not in a checkout
+    DEFAULT_POLICY = Path(str(files("policies"))) / "default.yaml"
 
 
 def _duration(text: str) -> float:
