@@ -13,7 +13,7 @@ help: ## this list
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Tiergate needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV) || { echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local]' --constraint constraints.txt

@@ -10,8 +10,15 @@ from gateway.upstream.sse import NO_ERROR, WireUsage
 from router.types import Call, Usage
 
 
+class _Message(msgspec.Struct):
+    content: object = None
+    reasoning_content: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
+    message: _Message | None = None
 
 
 class _Body(msgspec.Struct):
@@ -43,3 +50,13 @@ def read_answer(body: bytes, call: Call) -> Answer:
         raise Broken("the model's server sent an answer without content")
     reason = data.choices[0].finish_reason if data.choices else None
     return Answer(data.usage.buckets() if data.usage else None, reason, data.model)
+
+
+def said(body: bytes) -> str:
+    """The text that a model wrote for this answer: content, reasoning and tool calls of all choices."""
+    parts: list[str] = []
+    for choice in _decode(body).choices or ():
+        if (message := choice.message) is not None:
+            parts += [message.reasoning_content or "", bytes(message.tool_calls).decode("utf-8", "replace")]
+            parts.append(message.content if isinstance(message.content, str) else "")
+    return "\n".join(part for part in parts if part)

@@ -50,7 +50,7 @@ def build_app(
     reloader = Reloader(settings, loaded, equipment, os.environ)
     rest = FastAPI(title="Tiergate", lifespan=_lifespan(reloader, settings), redoc_url=None)
     rest.include_router(admin_router(reloader, settings.local_ports))
-    add_error_handlers(rest)
+    add_error_handlers(rest, equipment.log)
     surfaces = {
         "/v1/chat/completions": SurfaceApp("chat", read_chat, lambda: reloader.current),
         "/v1/embeddings": SurfaceApp("embeddings", read_embeddings, lambda: reloader.current),

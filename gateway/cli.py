@@ -102,7 +102,8 @@ def train(context: typer.Context) -> None:
     try:
         from router.training.__main__ import main
     except ImportError as exc:
-        _found_wrong(f"training needs a package that is not here ({exc.name}): pip install 'tiergate[train]'")
+        remedy = "run `make setup` (or install the extra: tiergate[train])"
+        _found_wrong(f"training needs a package that is not here ({exc.name}): {remedy}")
     main(context.args)
 
 

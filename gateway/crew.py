@@ -77,8 +77,9 @@ class _Crew:
                 await asyncio.sleep(RESTART_DELAY_S)
 
     def stop(self) -> None:
+        """Asked twice, it waits for nobody."""
+        self.tell(signal.SIGINT if self._stopping else signal.SIGTERM)
         self._stopping = True
-        self.tell(signal.SIGTERM)
 
     def tell(self, number: int) -> None:
         for process in self._processes:

@@ -16,6 +16,10 @@ Then = Literal["stop", "retry", "fallback", "larger", "escalate"]
 Phase = Literal["connect", "first_token", "first_byte", "idle", "total", "deadline"]
 
 
+class CallerLeft(Exception):
+    """The caller went away, or reads nothing any more: nobody's fault."""
+
+
 class GatewayError(Exception):
     """Base. `str(error)` is safe for callers: our own words, no secret, no prompt, no upstream address."""
 
@@ -58,6 +62,10 @@ class NotFound(ClientError):
 
 class TooLarge(ClientError):
     """The request body is larger than the policy's `max_body`."""
+
+
+class RequestTimeout(ClientError):
+    """The request's body did not arrive in time."""
 
 
 class RateLimited(ClientError):
@@ -196,6 +204,7 @@ _WIRE: dict[type[GatewayError], Wire] = {
     UnknownModel: Wire(404, "invalid_request_error", "model_not_found"),
     NotFound: Wire(404, "invalid_request_error", "unknown_url"),
     TooLarge: Wire(413, "invalid_request_error", "request_too_large"),
+    RequestTimeout: Wire(408, "invalid_request_error", "request_timeout"),
     RateLimited: Wire(429, "rate_limit_error", "rate_limit_exceeded"),
     OverBudget: Wire(429, "insufficient_quota", "insufficient_quota"),
     Unreachable: Wire(502, "server_error", "upstream_unreachable"),

@@ -46,7 +46,7 @@ class Executor:
         self._health = health
         self._metrics = metrics
         self._log = log
-        self._usage_cost, self._baseline = policy.usage_cost, baseline_price(policy)
+        self._usage_cost, self._baseline = policy.usage_cost, baseline_price(policy, "chat")
         self._uniform: Callable[[float, float], float] = random.uniform
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -110,7 +110,9 @@ class Executor:
 
     async def _in_slot(self, attempt: Attempt, record: AttemptRecord, call: Call, outcome: Outcome) -> Stream:
         slot, cap, deadline = self._slots[attempt.deployment.name], attempt.tier.concurrency, outcome.grant.deadline
-        await slot.acquire(min(record.started + cap.queue_timeout, deadline) if cap else deadline)
+        own = Limit(deadline, "deadline")
+        await slot.acquire(min(Limit(record.started + cap.queue_timeout, "total"), own) if cap else own)
+        self._health.trying(attempt.deployment.name)
         try:
             last = min(Limit(time.monotonic() + attempt.tier.timeouts.total, "total"), Limit(deadline, "deadline"))
             if call.stream:
@@ -161,7 +163,7 @@ class Executor:
                 await reply.aclose()
         record.outcome, record.usage, record.first_token = AttemptOutcome.OK, answer.usage, record.ended
         outcome.first_token, outcome.finish_reason = record.ended, answer.finish_reason
-        praised(self._health, self._metrics, attempt)
+        self._health.succeeded(attempt.deployment.name)
         if (name := rename(call, outcome)) is not None and answer.model is not None:
             return replace_fields(body, {"model": name})
         return body
@@ -193,12 +195,6 @@ def blamed(health: Health, metrics: Metrics, attempt: Attempt, exc: AttemptError
     if exc.blame and health.failed(attempt.deployment.name, attempt.tier.cooldown, exc.retry_after):
         metrics.cooldowns.labels(attempt.tier.name, attempt.deployment.name).inc()
         metrics.ready.labels(attempt.tier.name, attempt.deployment.name).set(0)
-
-
-def praised(health: Health, metrics: Metrics, attempt: Attempt) -> None:
-    """Count a good answer for its deployment: whatever was held against it is forgotten."""
-    if health.succeeded(attempt.deployment.name):
-        metrics.ready.labels(attempt.tier.name, attempt.deployment.name).set(1)
 
 
 def rename(call: Call, outcome: Outcome) -> bytes | None:

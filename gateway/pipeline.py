@@ -8,8 +8,9 @@ from types import TracebackType
 
 from cache.answer import replay
 from cache.lookup import Lead, Recalled
+from gateway.deadline import Limit
 from gateway.runtime import Runtime
-from gateway.stream import Stream, Whole
+from gateway.stream import Live, Stream, Whole
 from router.types import Call, Outcome
 
 
@@ -72,6 +73,11 @@ class Served:
     @property
     def whole(self) -> bytes | None:
         return self._stream.whole
+
+    @property
+    def last(self) -> Limit:
+        """When the answer has to be at its end: the attempt's limit, or the call's."""
+        return self._stream.last if isinstance(self._stream, Live) else Limit(self.outcome.grant.deadline, "deadline")
 
     def events(self) -> AsyncIterator[bytes]:
         return self._stream.events()

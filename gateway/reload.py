@@ -54,8 +54,11 @@ class Reloader:
         """For a worker that starts again while the file is bad."""
         if self._last_good is not None:
             draft = self._last_good.with_suffix(f".{os.getpid()}")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(self._last_good)
+            try:
+                draft.write_text(text, encoding="utf-8")
+                draft.replace(self._last_good)
+            except OSError as exc:
+                self._equipment.log.warning("last_good_policy_not_kept", error=exc.strerror)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -90,6 +93,7 @@ class Reloader:
         """Reload whenever the file is another one than before (edited, replaced, or a mounted ConfigMap swapped)."""
         while True:
             await asyncio.sleep(every_s)
+            self.current.tell_health()
             if _stamp(self._path) not in (None, self._seen):
                 self.reload()
 
@@ -97,7 +101,7 @@ class Reloader:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     async def aclose(self) -> None:
-        await asyncio.gather(*self._background)
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self.current.retire()
 
 

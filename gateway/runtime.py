@@ -13,11 +13,11 @@ import msgspec
 from cache.lookup import Cache, Lead
 from gateway.admission.keys import Keyring
 from gateway.admission.slots import slots
-from gateway.errors import AttemptError, BadRequest, GatewayError, TooLong, wire
+from gateway.errors import AttemptError, BadRequest, CallerLeft, GatewayError, TooLong, wire
 from gateway.execute import Executor
 from gateway.settle import Settler
 from gateway.stream import Stream
-from gateway.telemetry.log import Log
+from gateway.telemetry.log import Log, log_internal
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLogWriter
 from gateway.upstream.base import Upstream
@@ -64,9 +64,12 @@ class Runtime:
         }
         self.executor = Executor(policy, self._by_deployment, slots(policy, metrics), self.health, metrics, log)
         self.settler = Settler(policy, metrics, self.health, self.request_log, log)
-        for tier in policy.tiers.values():
-            for deployment in tier.deployments:
-                metrics.ready.labels(tier.name, deployment.name).set(1)
+        self._ready = {
+            deployment.name: metrics.ready.labels(tier.name, deployment.name)
+            for tier in policy.tiers.values()
+            for deployment in tier.deployments
+        }
+        self.tell_health()
         self._calls = 0
         self._retired = False
         self._idle = asyncio.Event()
@@ -104,15 +107,18 @@ class Runtime:
     ) -> None:
         if outcome.settled:
             return
-        if isinstance(error, asyncio.CancelledError):
-            outcome.status = 499  # the caller left: nobody's fault
+        if isinstance(error, asyncio.CancelledError | CallerLeft):
+            outcome.status = 499
         elif error is not None:
             outcome.error, outcome.status = error, wire(error).status
             if not isinstance(error, GatewayError):
-                self.equipment.log.error(
-                    "internal_error", request_id=outcome.call.request_id, error=type(error).__name__, exc_info=error
-                )
+                log_internal(self.equipment.log, error, outcome.call.request_id)
         self.settler.settle(outcome, stream, lead)
+
+    def tell_health(self) -> None:
+        """Which deployments are in use, into the metrics."""
+        for name, gauge in self._ready.items():
+            gauge.set(float(self.health.ready(name)))
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import time
 
 from cache.answer import StoredAnswer
 from cache.lookup import Lead
-from gateway.execute import blamed, praised
+from gateway.answer import said
+from gateway.execute import blamed
 from gateway.stream import Live, Stream, Whole
 from gateway.telemetry.cost import baseline_price, cost_usd
 from gateway.telemetry.log import Log
@@ -15,7 +16,7 @@ from gateway.telemetry.request_log import RequestLogWriter, outcome_label
 from router.health import Health
 from router.policy import Policy
 from router.tokens import estimate_tokens
-from router.types import AttemptOutcome, AttemptRecord, Outcome, Usage
+from router.types import MODE_OF, AttemptOutcome, AttemptRecord, Outcome, Usage
 
 NOBODY = "none"  # the tier and deployment of a call that nobody answered
 TRUNCATION_SHARE = 0.5  # an upstream that counts less than this share of our estimate has probably cut the prompt
@@ -27,7 +28,7 @@ class Settler:
         self, policy: Policy, metrics: Metrics, health: Health, request_log: RequestLogWriter, log: Log
     ) -> None:
         self._deployments = {d.name: d for tier in policy.tiers.values() for d in tier.deployments}
-        self._baseline = baseline_price(policy)
+        self._baseline = {surface: baseline_price(policy, surface) for surface in MODE_OF}
         self._metrics = metrics
         self._health = health
         self._request_log = request_log
@@ -73,7 +74,7 @@ class Settler:
                 outcome=live.error.outcome, error=str(live.error),
             )  # fmt: skip
         elif record.outcome is AttemptOutcome.OK:
-            praised(self._health, self._metrics, live.attempt)
+            self._health.succeeded(record.deployment)
         if live.content_events > 1:
             gap = (live.last_token - live.first_token) / (live.content_events - 1)
             self._metrics.served(*_served_by(outcome)).per_token.observe(gap)
@@ -90,7 +91,7 @@ class Settler:
                 total = None if total is None or record.cost_usd is None else total + record.cost_usd
         outcome.usage = outcome.attempts[-1].usage
         outcome.cost_usd = total if outcome.usage is not None else None
-        outcome.baseline_usd = cost_usd(outcome.usage, self._baseline)
+        outcome.baseline_usd = cost_usd(outcome.usage, self._baseline[outcome.call.surface])
 
     def _keep(self, outcome: Outcome, stream: Stream | None, lead: Lead | None) -> None:
         if lead is None or stream is None or outcome.status != 200 or outcome.error is not None:
@@ -166,7 +167,7 @@ def _served_by(outcome: Outcome) -> tuple[str, str, str, str]:
 
 
 def _completion_tokens(outcome: Outcome, body: bytes) -> int:
-    return estimate_tokens(body.decode("utf-8", "replace")) if outcome.call.surface == "chat" else 0
+    return estimate_tokens(said(body)) if outcome.call.surface == "chat" else 0
 
 
 def _estimate(outcome: Outcome, completion_tokens: int) -> Usage:

@@ -91,7 +91,7 @@ class Live:
     """A stream that still runs. Owns the upstream's reply and the concurrency slot (`release`)."""
 
     __slots__ = (
-        "_chunks", "_closed", "_finished", "_held", "_relay", "_release", "_reply", "_splitter", "assembly",
+        "_chunks", "_closed", "_finished", "_held", "_late", "_relay", "_release", "_reply", "_splitter", "assembly",
         "attempt", "content_events", "done", "error", "finish_reason", "finished", "first_token", "last_token",
         "record", "usage",
     )  # fmt: skip
@@ -114,19 +114,21 @@ class Live:
         self.content_events = 0
         self.first_token = self.last_token = 0.0
         self.error: AttemptError | None = None
+        self._late: AttemptError | None = None  # read already, to be raised with the next read
 
     async def begin(self) -> None:
         """Read up to the first content token (or the end of an answer without any). Raises `AttemptError`."""
         while not (self.content_events or self._complete):
+            self._raise_late()
             data = await anext(self._chunks, b"")
             if not data:
                 if last := self._take_rest():
                     self._held.append(last)
-                if not (self.finish_reason or self.content_events or self.done):
-                    raise Broken("the stream ended before it said anything")
                 break
             if out := self._take(data):
                 self._held.append(out)
+        if not (self.finish_reason or self.content_events):  # an end marker alone is no answer
+            raise Broken("the stream ended before it said anything")
         self.first_token = self.first_token or time.monotonic()
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -145,11 +147,16 @@ class Live:
         yield DONE
 
     @property
+    def last(self) -> Limit:
+        return self._relay.last
+
+    @property
     def _complete(self) -> bool:
         return self.done or len(self.finished) >= self._relay.choices
 
     async def _next(self) -> bytes | None:
         """The next bytes for the caller, empty if there are none yet; None at a good end."""
+        self._raise_late()
         wait = FINISH_GRACE_S if self._complete else self._relay.idle_s
         async with within(*min(Limit(time.monotonic() + wait, "idle"), self._relay.last)):
             data = await anext(self._chunks, b"")
@@ -168,12 +175,22 @@ class Live:
             raise Broken("the model's server sent an event that is too large") from exc
         if len(events) == 1:
             return self._read(events[0])
-        out = []
+        out: list[bytes] = []
         for event in events:
             if self.done:
                 break  # garbage after the end marker
-            out.append(self._read(event))
+            try:
+                out.append(self._read(event))
+            except AttemptError as exc:
+                if not out:
+                    raise
+                self._late = exc  # what came before it in the same read is passed on first
+                break
         return b"".join(out)
+
+    def _raise_late(self) -> None:
+        if self._late is not None:
+            raise self._late
 
     def _take_rest(self) -> bytes:
         rest = self._splitter.rest()

@@ -196,7 +196,7 @@ def features(call: Call) -> Features:
     lines = kinds[tokens.NEWLINE] + 1
     return Features(
         language=_language(lower, kinds, distinct),
-        prompt_tokens=_prompt_tokens(call, ask_tokens),
+        prompt_tokens=_prompt_tokens(call, ask_tokens) + call.extra_tokens,
         ask_tokens=ask_tokens,
         chars=len(ask),
         turns=call.turns,

@@ -125,7 +125,7 @@ def _missing_package(entry: Mapping[str, Any], installed: Callable[[str], bool])
     if not name or provider == "openai":
         return None
     module, extra = ("xllamacpp", "local") if provider == "local" else ("litellm", "providers")
-    return None if installed(module) else f"needs {module}: pip install 'tiergate[{extra}]'"
+    return None if installed(module) else f"needs {module}: run `make setup` (or install the extra: tiergate[{extra}])"
 
 
 def _unset_problems(document: Document, off: Mapping[Path, Off]) -> Iterator[Problem]:

@@ -41,13 +41,11 @@ class _Entry(msgspec.Struct):
     max_output_tokens: int | None = None
 
 
-def price_of(model: str) -> Price | None:
-    """The price of `provider/model`; None where the map does not know it, or is not installed. Never a guess."""
-    return known_model(model).price
-
-
 def known_model(model: str) -> Known:
-    """What the map knows about `provider/model`: tried in full, then without its provider if the map names the same."""
+    """What the map knows about `provider/model`: tried in full, then without its provider if the map names the same.
+
+    Nothing where the map does not know it, or is not installed. Never a guess.
+    """
     if model.startswith("local/"):
         return Known(LOCAL)
     entry = _entry(model)

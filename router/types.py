@@ -44,6 +44,7 @@ class Call(msgspec.Struct, frozen=True):
     system: str = ""  # system and developer messages, joined by newlines
     last_user: str = ""  # text of the last user message
     text: str = ""  # all text of all messages, joined by newlines (for embeddings: the inputs)
+    extra_tokens: int = 0  # of tools, tool calls, schemas and images: a rough count, beside `text`
     turns: int = 1  # user messages
     messages: int = 1
     has_tools: bool = False  # tools are offered

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from gateway.deadline import within
+from gateway.deadline import Limit, within
 from gateway.errors import QueueFull, TimedOut
 from gateway.telemetry.metrics import Metrics
 from router.policy import Concurrency, Policy
@@ -24,15 +24,15 @@ class Slot:
         self._full = metrics.queue_rejected.labels(tier, deployment, "full")
         self._late = metrics.queue_rejected.labels(tier, deployment, "timeout")
 
-    async def acquire(self, due: float) -> None:
-        """Take a place, waiting in line until `due` at most. Raises `QueueFull`."""
+    async def acquire(self, limit: Limit) -> None:
+        """Take a place, waiting in line until `limit` at most. Raises `QueueFull`, or `TimedOut` at the deadline."""
         if self._cap is not None and (self.open >= self._cap.max or self._waiting):
-            await self._wait(self._cap, due)  # the place is handed over by `release`
+            await self._wait(self._cap, limit)  # the place is handed over by `release`
         else:
             self.open += 1
         self._in_flight.inc()
 
-    async def _wait(self, cap: Concurrency, due: float) -> None:
+    async def _wait(self, cap: Concurrency, limit: Limit) -> None:
         if len(self._waiting) >= cap.queue:
             self._full.inc()
             raise _queue_full(cap)
@@ -40,11 +40,11 @@ class Slot:
         self._waiting.append(turn)
         self._depth.inc()
         try:
-            async with within(due, "total"):
+            async with within(*limit):
                 await turn
         except BaseException as exc:
             self._leave(turn)
-            if isinstance(exc, TimedOut):
+            if isinstance(exc, TimedOut) and exc.phase != "deadline":
                 self._late.inc()
                 raise _queue_full(cap) from exc
             raise

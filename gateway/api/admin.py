@@ -15,9 +15,10 @@ from gateway import errors
 from gateway.api.chat import read_chat
 from gateway.api.http import error_headers, read_body, request_id
 from gateway.api.surface import check_model
-from gateway.errors import Forbidden, GatewayError, NotFound, UnknownModel
+from gateway.errors import CallerLeft, Forbidden, GatewayError, NotFound, UnknownModel
 from gateway.reload import Reloader
 from gateway.runtime import Runtime
+from gateway.telemetry.log import Log, log_internal
 from router.explain import explain
 from router.names import allowed
 from router.policy import Key
@@ -91,10 +92,17 @@ def admin_router(reloader: Reloader, local_ports: Mapping[str, int]) -> APIRoute
     return router
 
 
-def add_error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI, log: Log) -> None:
     """Errors outside the data path have the same form."""
 
     async def ours(request: Request, exc: Exception) -> Response:
+        return _error(request, exc)
+
+    async def left(request: Request, exc: Exception) -> Response:
+        return Response(status_code=499)
+
+    async def unexpected(request: Request, exc: Exception) -> Response:
+        log_internal(log, exc, request_id(dict(request.scope["headers"]).get(b"x-request-id")))
         return _error(request, exc)
 
     async def starlettes(request: Request, exc: Exception) -> Response:
@@ -104,7 +112,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(GatewayError, ours)
     app.add_exception_handler(HTTPException, starlettes)
-    app.add_exception_handler(Exception, ours)
+    app.add_exception_handler(CallerLeft, left)
+    app.add_exception_handler(Exception, unexpected)
 
 
 def _error(request: Request, exc: Exception, status: int | None = None) -> Response:

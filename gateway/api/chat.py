@@ -19,6 +19,7 @@ class Part(msgspec.Struct):
 class Message(msgspec.Struct):
     role: str
     content: str | list[Part] | None = None
+    tool_calls: list[msgspec.Raw] | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -27,6 +28,7 @@ class StreamOptions(msgspec.Struct):
 
 class Format(msgspec.Struct):
     type: str | None = None
+    json_schema: msgspec.Raw = msgspec.Raw()
 
 
 class Body(msgspec.Struct):
@@ -45,6 +47,8 @@ class Body(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(Body).decode
 _FORMATS: Mapping[str, ResponseFormat] = {"json_object": "json_object", "json_schema": "json_schema"}
+JSON_CHARS_PER_TOKEN = 4
+IMAGE_TOKENS = 800  # a picture of a million pixels costs most models 300 to 1,600
 _SYSTEM = ("system", "developer")
 _TOOL_RESULTS = ("tool", "function")
 
@@ -56,6 +60,8 @@ def read_chat(body: bytes, request_id: str, headers: Mapping[str, str], cache_co
         raise BadRequest("messages is empty; send at least one message", param="messages")
     if not data.model:
         raise no_model()
+    if data.n is not None and data.n < 1:
+        raise BadRequest("n: must be at least 1", param="n")
     texts = [_text(message.content) for message in data.messages]
     system = [text for message, text in zip(data.messages, texts, strict=True) if message.role in _SYSTEM]
     users = [text for message, text in zip(data.messages, texts, strict=True) if message.role == "user"]
@@ -69,6 +75,7 @@ def read_chat(body: bytes, request_id: str, headers: Mapping[str, str], cache_co
         system="\n".join(system),
         last_user=users[-1] if users else "",
         text=texts[0] if len(texts) == 1 else "\n".join(texts),
+        extra_tokens=_extra_tokens(data),
         turns=len(users),
         messages=len(texts),
         has_tools=bool(data.tools or data.functions),
@@ -76,11 +83,30 @@ def read_chat(body: bytes, request_id: str, headers: Mapping[str, str], cache_co
         has_images=any(_has_image(message.content) for message in data.messages),
         response_format=_FORMATS.get((data.response_format and data.response_format.type) or "", "text"),
         max_output_tokens=data.max_completion_tokens or data.max_tokens,
-        n=data.n or 1,
+        n=1 if data.n is None else data.n,
         temperature=data.temperature,
         headers=headers,
         cache_control=cache_control,
     )
+
+
+def _extra_tokens(data: Body) -> int:
+    """What a prompt holds besides its text. JSON has about four characters to a token."""
+    size = sum(map(_size, data.tools or ())) + sum(map(_size, data.functions or ()))
+    size += _size(data.response_format.json_schema) if data.response_format else 0
+    size += sum(_size(call) for message in data.messages for call in message.tool_calls or ())
+    images = sum(
+        _is_image(part) for message in data.messages if isinstance(message.content, list) for part in message.content
+    )
+    return size // JSON_CHARS_PER_TOKEN + images * IMAGE_TOKENS
+
+
+def _size(raw: msgspec.Raw) -> int:
+    return memoryview(raw).nbytes
+
+
+def _is_image(part: Part) -> bool:
+    return part.type in ("image_url", "input_image", "image")
 
 
 def _text(content: str | list[Part] | None) -> str:
@@ -90,4 +116,4 @@ def _text(content: str | list[Part] | None) -> str:
 
 
 def _has_image(content: str | list[Part] | None) -> bool:
-    return isinstance(content, list) and any(part.type in ("image_url", "input_image", "image") for part in content)
+    return isinstance(content, list) and any(map(_is_image, content))

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway import errors
-from gateway.errors import BadRequest, GatewayError, TooLarge, UnsupportedMedia
+from gateway.errors import BadRequest, CallerLeft, GatewayError, TooLarge, UnsupportedMedia
 from router.types import NO_CACHE_CONTROL, CacheControl
 from router.units import parse_duration
 
@@ -27,10 +27,6 @@ EVENTS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx and its kin would hold events back
 ]
-
-
-class Disconnected(Exception):
-    """The caller left before its request had arrived."""
 
 
 def request_id(given: bytes | None) -> str:
@@ -59,7 +55,7 @@ async def _rest_of_body(message: MutableMapping[str, Any], receive: Receive, max
     pieces, size = [], 0
     while True:
         if message["type"] == "http.disconnect":
-            raise Disconnected
+            raise CallerLeft
         piece = message.get("body", b"")
         pieces.append(piece)
         size += len(piece)
@@ -126,10 +122,11 @@ async def send_bytes(send: Send, status: int, headers: Headers, body: bytes) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: BaseException, call_id: str) -> None:
+async def send_error(send: Send, error: BaseException, call_id: str, explaining: Headers | None = None) -> None:
     """An error object with its status, request id and, where there is one, Retry-After."""
     body = errors.body(error, call_id)
     headers = [*error_headers(error, call_id), JSON, (b"content-length", b"%d" % len(body))]
+    headers += [header for header in explaining or () if not header[0].endswith(b"request-id")]
     await send_bytes(send, errors.wire(error).status, headers, body)
 
 

@@ -10,7 +10,6 @@ from typing import Protocol
 from gateway.api.http import (
     EVENTS,
     JSON,
-    Disconnected,
     Headers,
     Leaving,
     Receive,
@@ -24,12 +23,15 @@ from gateway.api.http import (
     send_error,
     time_limit,
 )
-from gateway.errors import Forbidden, UnknownModel
+from gateway.deadline import within
+from gateway.errors import CallerLeft, Forbidden, RequestTimeout, TimedOut, UnknownModel
 from gateway.pipeline import Served, answer
 from gateway.runtime import Runtime
 from router.names import allowed, nearest
 from router.policy import Key
 from router.types import CacheControl, Call, Grant, Outcome, Surface
+
+STALLED_S = 1.0  # after the end of the attempt: whoever has not read by then does not read
 
 
 class Reader(Protocol):
@@ -57,7 +59,7 @@ class SurfaceApp:
             call_id = request_id(headers.get(b"x-request-id"))
             try:
                 call, outcome = await self._admit(headers, receive, rt, call_id, started)
-            except Disconnected:
+            except CallerLeft:
                 return
             except Exception as exc:  # noqa: BLE001 - settled (and, if it is no error of ours, logged) already
                 await send_error(send, exc, call_id)
@@ -74,15 +76,22 @@ class SurfaceApp:
         try:
             key = rt.keyring.check(headers.get(b"authorization"), headers.get(b"x-api-key") or headers.get(b"api-key"))
             limit = time_limit(headers.get(b"x-tiergate-timeout"), rt.policy.timeout)
-            body = await read_body(headers, receive, rt.policy.max_body)
+            body = await _body_in_time(headers, receive, rt.policy.max_body, started + limit)
             seen = {name: headers[raw].decode("latin-1") for raw, name in rt.rule_headers if raw in headers}
             call = self._read(body, call_id, seen, cache_control(headers.get(b"cache-control")))
             check_model(call.model, key, rt)
         except BaseException as exc:
-            error = asyncio.CancelledError() if isinstance(exc, Disconnected) else exc
-            rt.settle(Outcome(call, Grant(key, started), started), None, None, error=error)
+            rt.settle(Outcome(call, Grant(key, started), started), None, None, error=exc)
             raise
         return call, Outcome(call, Grant(key, started + limit), started)
+
+
+async def _body_in_time(headers: dict[bytes, bytes], receive: Receive, max_bytes: int, due: float) -> bytes:
+    try:
+        async with within(due, "deadline"):
+            return await read_body(headers, receive, max_bytes)
+    except TimedOut as exc:
+        raise RequestTimeout("the body of the request did not arrive in time") from exc
 
 
 def check_model(model: str, key: Key | None, rt: Runtime) -> None:
@@ -108,12 +117,21 @@ async def _answer(call: Call, outcome: Outcome, rt: Runtime, receive: Receive, s
     except Exception as exc:  # noqa: BLE001 - the last line of defence: settled and logged already, told as a 500
         leaving.stop()
         if outcome.first_byte is None:
-            await send_error(send, exc, call.request_id)
+            await send_error(send, exc, call.request_id, explaining(outcome))
     finally:
         leaving.stop()
 
 
 async def _send(served: Served, send: Send, leaving: Leaving) -> None:
+    """The answer, as fast as its caller reads. Raises `CallerLeft` for one who does not read at all."""
+    try:
+        async with within(served.last.due + STALLED_S, served.last.phase):
+            await _send_all(served, send, leaving)
+    except TimedOut as exc:
+        raise CallerLeft from exc
+
+
+async def _send_all(served: Served, send: Send, leaving: Leaving) -> None:
     outcome, body = served.outcome, served.whole
     outcome.status = 200
     headers = explaining(outcome)
@@ -150,6 +168,8 @@ def explaining(outcome: Outcome) -> Headers:
     ):  # fmt: skip
         if text:
             headers.append((header, header_value(text)))
+    if outcome.cache == "hit-exact":
+        headers.append((b"x-tiergate-reason", b"answered from the exact cache"))
     if decision is not None:
         headers.append((b"x-tiergate-reason", header_value(decision.reason)))
         if decision.difficulty is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from router.policy import Policy, Price
-from router.types import Usage
+from router.types import MODE_OF, Surface, Usage
 
 _MILLION = 1_000_000
 
 
-def baseline_price(policy: Policy) -> Price | None:
-    """The price that savings are counted against; None: unknown."""
-    if policy.baseline_price is not None or not policy.baseline:
+def baseline_price(policy: Policy, surface: Surface) -> Price | None:
+    """The price that savings are counted against; None: unknown. Embeddings are compared with embeddings."""
+    if surface == "chat" and policy.baseline_price is not None:
         return policy.baseline_price
-    return next((one.price for one in policy.tiers[policy.baseline].deployments if one.price is not None), None)
+    deployments = policy.tiers[policy.baseline].deployments if policy.baseline else ()
+    return next((one.price for one in deployments if one.mode == MODE_OF[surface] and one.price is not None), None)
 
 
 def cost_usd(usage: Usage | None, price: Price | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any, Protocol
 
 import orjson
@@ -17,6 +18,12 @@ class Log(Protocol):
     def error(self, event: str, **fields: Any) -> Any: ...
 
 
+def log_internal(log: Log, error: BaseException, request_id: str) -> None:
+    """An exception that nobody expected: its class and where it arose, not its text, which may hold anything."""
+    frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    log.error("internal_error", request_id=request_id, error=type(error).__name__, frames=frames[-12:])
+
+
 def _dumps(value: Any, **_: Any) -> str:
     return orjson.dumps(value, default=str).decode()
 
@@ -28,7 +35,6 @@ def make_log(level: str = "info") -> Log:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(serializer=_dumps),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -27,7 +27,8 @@ from router.backoff import parse_retry_after
 # How well-known servers say that a prompt does not fit: OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic,
 # Gemini, Bedrock, DashScope, Zhipu. Matched on lower-case text.
 _TOO_LONG = re.compile(
-    r"context_length_exceeded|exceed_context_size|maximum context length|context length of|context window|"
+    r"context_length_exceeded|exceed_context_size|maximum context length|context length of|"
+    r"exceed\w* .{0,60}context (?:window|length|size)|context (?:window|length|size).{0,20}exceed|"
     r"(?:available|model's?) context (?:size|length)|longer than the model|prompt is too long|input is too long|"
     r"`?inputs?`? tokens? \+ |input token count|too many (?:input )?tokens|range of input length|max_model_len|"
     r"exceeds? the max(?:imum)?[ _](?:number of tokens|model[ _]len|input)|prompt too long|"
@@ -37,9 +38,11 @@ _WINDOW = re.compile(
     r"(?:context (?:length|size|window)(?: of| is|:)?\s*\(?|> |maximum of |limit of |n_ctx\D{0,4}|max(?:imum)? is )"
     r"(\d{3,9})"
 )
+# Whole phrases: a single word such as "billing" may be the name of a caller's tool.
 _NO_CREDIT = re.compile(
-    r"insufficient[_ ](?:quota|balance|credits?|funds)|exceeded your current quota|credit balance|usage limits?\b|"
-    r"billing|payment required|out of credits?|余额不足|欠费"
+    r"insufficient[_ ](?:quota|balance|credits?|funds)|billing_(?:hard_limit_reached|not_active)|out of credits?\b|"
+    r"exceeded your current quota|credit balance is too low|reached your (?:specified )?(?:\w+ )?usage limits?\b|"
+    r"余额不足|账户欠费|已欠费"
 )
 # What a model lacks altogether, where another one may have it (llama.cpp, vLLM, Ollama).
 _CANNOT = re.compile(

@@ -47,12 +47,13 @@ _SETTINGS: Mapping[str, Any] = MappingProxyType({
 })  # fmt: skip
 _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")  # they write prompts at DEBUG, and addresses at WARNING
 _NO_LIMIT_S = 7 * 24 * 3600.0  # time limits are the caller's, by cancelling
+_REMEDY = "run `make setup` (or install the extra: tiergate[providers])"
 _FALSE_FINISH = ("gemini", "vertex_ai")  # LiteLLM reports "stop" for every chunk of theirs
 
 
 def available() -> str | None:
     """Why LiteLLM cannot be used, or None. Imports nothing."""
-    return None if importlib.util.find_spec("litellm") else "needs litellm: pip install 'tiergate[providers]'"
+    return None if importlib.util.find_spec("litellm") else f"needs litellm: {_REMEDY}"
 
 
 class LiteLLMUpstream:
@@ -70,7 +71,7 @@ class LiteLLMUpstream:
             return await asyncio.shield(self._loading)  # who leaves early must not undo it for the others
         except ImportError as exc:
             self._loading = None
-            raise Misconfigured("the gateway lacks a package: pip install 'tiergate[providers]'") from exc
+            raise Misconfigured(f"the gateway lacks a package: {_REMEDY}") from exc
 
     async def prepare(self) -> None:
         await self.load()

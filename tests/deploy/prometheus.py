@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import shutil
 from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-import pytest
 import yaml
 
+from tests.needs import need
 from tests.process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +21,8 @@ Series = list[tuple[dict[str, str], list[float]]]  # labels, values (never NaN)
 
 
 def binary(name: str) -> str:
-    """Path of `prometheus` or `promtool`. Without it the test fails, unless TIERGATE_SKIP_SERVICES=1 says to skip."""
-    if found := shutil.which(name):
-        return found
-    message = f"{name} is not installed; install the Debian package `prometheus`, or set TIERGATE_SKIP_SERVICES=1"
-    if os.environ.get("TIERGATE_SKIP_SERVICES") == "1":
-        pytest.skip(message)
-    pytest.fail(message)
+    """Path of `prometheus` or `promtool`. Without it the test is skipped, or fails where CI is set."""
+    return need(name, "prometheus")
 
 
 class Prometheus:

@@ -274,4 +274,17 @@ def test_the_gateway_understands_the_mounted_policy() -> None:
 
     assert (("small", "medium", "large"), ()) == (full.policy.tier_names, full.off)
     assert ("small",) == bare.policy.tier_names
-    assert ["qwen", "claude"] == [off.deployment for off in bare.off]
+    assert ["qwen", "claude-sonnet"] == [off.deployment for off in bare.off]
+
+
+def test_the_mounted_policy_says_what_the_default_policy_says() -> None:
+    """Prices, windows, limits and rules of the same models are read in both; only the medium tier is one's own."""
+    mounted = yaml.safe_load((DEPLOY / "policy.yaml").read_text(encoding="utf-8"))
+    default = yaml.safe_load((ROOT / "policies" / "default.yaml").read_text(encoding="utf-8"))
+
+    assert default["rules"] == mounted["rules"]
+    assert default["routes"]["auto"] == mounted["routes"]["auto"]
+    for name in ("small", "large"):
+        ours, theirs = (policy["tiers"][name] for policy in (mounted, default))
+        assert theirs["deployments"][0] == ours["deployments"][0]
+        assert {**theirs, "deployments": []} == {**ours, "deployments": []}

@@ -14,6 +14,7 @@ from router.policy_file import load_policy
 from tests.client import Client
 from tests.docs.markdown import ROOT, Block, blocks, pages, rows, section
 from tests.docs.snippets import NOT_RUN, exports, is_run, matches, run_python, run_shell
+from tests.needs import lacking, need
 from tests.process import Process
 
 README = ROOT / "README.md"
@@ -39,8 +40,9 @@ def commands(page: str) -> list[Block]:
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Process]:
+    need("curl", "curl")  # of the commands
     if reason := local_model():
-        pytest.skip(reason)
+        lacking(reason)
     async with Process(DEFAULT) as process:
         await process.ready()
         yield process
@@ -65,7 +67,7 @@ async def test_commands_of_a_page_work_in_order(page: str, gateway: Process) -> 
 async def test_ready_means_that_the_model_answers() -> None:
     """docs/operations.md says so, and balancers send traffic from then on."""
     if reason := local_model():
-        pytest.skip(reason)
+        lacking(reason)
     async with Process(DEFAULT) as process:
         await process.ready()
         reply = await Client(process.url).chat("Hello!", max_tokens=5)

@@ -13,6 +13,7 @@ from gateway.banner import banner
 from gateway.settings import Settings
 from router.policy_file import Loaded, load_policy
 from tests.gateway.conftest import Start, tier
+from tests.needs import need
 from tests.upstream import Upstream, answer
 
 TEXT = """\
@@ -110,6 +111,7 @@ def test_line_to_try_is_a_chat_request_for_a_name_of_the_policy(routes: str) -> 
 
 async def test_line_to_try_works_when_pasted(start: Start, small: Upstream, tmp_path: Path) -> None:
     """Run by a real shell against a real gateway."""
+    need("curl", "curl")
     gateway = await start({"tiers": {"small": tier(small, "small")}, "routes": {"auto": {}}})
     small.script(answer("It works."))
     loaded = load_policy(gateway.policy_file.read_text(), {})

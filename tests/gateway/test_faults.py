@@ -460,3 +460,110 @@ async def test_usage_of_a_stream_is_asked_for_and_hidden(gateway: Gateway, small
     assert [] == reply.sse.usage_chunks
     [line] = await gateway.settled(1)
     assert (70, 30, 0.00013) == (line["prompt_tokens"], line["completion_tokens"], line["cost_usd"])
+
+
+async def test_good_events_before_a_bad_one_in_the_same_read_are_passed_on(gateway: Gateway, small: Upstream) -> None:
+    """Network reads do not end where events do: what was said before the fault was said."""
+    small.script(Send(HEAD), Send(event("Hel")), Wait(0.05), Send(event("lo world") + b"data: {broken\n\n"), Hang())
+
+    reply = await gateway.chat(stream=True)
+
+    assert "Hello world" == reply.text
+    assert reply.error is not None
+    assert not reply.sse.done
+
+
+async def test_fault_in_the_same_read_after_the_finish_reason_costs_nothing(gateway: Gateway, small: Upstream) -> None:
+    """A whole answer is a whole answer, even if it comes in one piece with garbage behind it."""
+    small.script(Send(HEAD), Send(event("whole") + finish() + b"data: {broken\n\n"), Hang())
+
+    reply = await gateway.chat(stream=True)
+
+    assert ("whole", "stop", True) == (reply.text, reply.finish, reply.sse.done)
+    assert ("small", "1") == (reply.tier, reply.attempts)
+
+
+async def test_end_marker_alone_is_no_answer(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+    """An empty success would be taken for the model's word."""
+    small.script(Send(HEAD), Send(DONE))
+    medium.script(*GOOD)
+
+    reply = await gateway.chat(stream=True)
+
+    assert ("from medium", "medium") == (reply.text, reply.tier)
+
+
+async def test_caller_who_reads_nothing_does_not_keep_the_slot(start: Start, small: Upstream) -> None:
+    """Four such callers would close a small tier for everybody."""
+    limits = {"connect": "1s", "first_token": "1s", "idle": "1s", "total": "1s"}
+    gateway = await start({"tiers": {"small": tier(small, "small", timeouts=limits)}})
+    piece = event("x" * 60_000)
+    small.script(Send(HEAD), *(Send(piece) for _ in range(400)), Hang())
+    reader, writer = await asyncio.open_connection(gateway.host, gateway.port, limit=1024)
+    body = b'{"model":"small","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    await reader.readline()
+
+    [line] = await gateway.settled(1, timeout=6)
+
+    assert line["outcome"] in ("client_closed", "error")
+    assert 0 == gateway.metric("tiergate_in_flight")
+    writer.transport.abort()
+
+
+async def test_word_about_money_in_a_callers_own_mistake_is_no_empty_account(
+    gateway: Gateway, small: Upstream, medium: Upstream
+) -> None:
+    """Three callers with a tool of that name must not close the tier for all tenants."""
+    small.script(error_reply(400, "Invalid schema for function 'get_billing_info'", type="invalid_request_error"))
+
+    reply = await gateway.chat()
+
+    assert (400, "1") == (reply.status, reply.attempts)
+    assert not medium.requests
+
+
+async def test_tools_count_into_the_prompt(start: Start, small: Upstream, medium: Upstream) -> None:
+    """A window that the tools alone overflow is not tried."""
+    windows = {"small": 1000, "medium": 100_000}
+    tiers = {
+        name: tier(up, name, deployment={"context_window": windows[name]})
+        for name, up in (("small", small), ("medium", medium))
+    }
+    gateway = await start({"tiers": tiers, "routes": {"auto": {"tier": "small"}}})
+    medium.script(answer("fits"))
+    function = {"name": "f", "description": "d" * 8000, "parameters": {"type": "object"}}
+
+    reply = await gateway.chat("天气?", tools=[{"type": "function", "function": function}])
+
+    assert ("fits", "medium", "1") == (reply.text, reply.tier, reply.attempts)
+
+
+async def test_answers_are_counted_from_one(gateway: Gateway) -> None:
+    """A count that makes no sense must not make a cut stream look whole."""
+    reply = await gateway.chat(stream=True, n=-1)
+
+    assert (400, "n") == (reply.status, reply.error["param"])  # type: ignore[index]
+
+
+async def test_answer_without_usage_is_counted_by_its_words(gateway: Gateway, small: Upstream) -> None:
+    """Not by the JSON around them."""
+    message = {"role": "assistant", "content": "Hi!"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    small.script(json_reply(200, {"id": "x" * 500, "choices": [choice]}))
+
+    await gateway.chat()
+
+    [line] = await gateway.settled(1)
+    assert line["usage_estimated"]
+    assert line["completion_tokens"] <= 4
+
+
+async def test_errors_explain_themselves_too(gateway: Gateway, small: Upstream, medium: Upstream) -> None:
+    """Whoever sees a 502 wants to know what was tried."""
+    small.script(error_reply(500))
+    medium.script(error_reply(500))
+
+    reply = await gateway.chat()
+
+    assert (502, "auto", "2") == (reply.status, reply.route, reply.attempts)

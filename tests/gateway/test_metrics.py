@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -240,7 +241,9 @@ async def test_cooling_deployment_is_seen(start: Start, small: Upstream, medium:
         pass
 
     assert (0, "medium") == (during, second.tier)
-    assert 1 == gateway.metric("tiergate_deployment_ready", deployment="small-1")
+    async with asyncio.timeout(2):  # looked at together with the policy file
+        while gateway.metric("tiergate_deployment_ready", deployment="small-1") != 1:
+            await asyncio.sleep(0.01)
     assert 1 == gateway.metric("tiergate_cooldowns_total", tier="small")
 
 

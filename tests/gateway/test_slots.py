@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.slots import Slot, slots
+from gateway.deadline import Limit
 from gateway.errors import QueueFull
 from gateway.telemetry.metrics import Metrics
 from router.policy import Concurrency
@@ -37,8 +38,8 @@ class Place(Slot):
         return self.open == 0 and not self._waiting and gauges == (0, 0)
 
 
-def later(seconds: float = 5.0) -> float:
-    return time.monotonic() + seconds
+def later(seconds: float = 5.0) -> Limit:
+    return Limit(time.monotonic() + seconds, "total")
 
 
 async def queued(slot: Slot, count: int = 1) -> list[asyncio.Task[None]]:
@@ -83,7 +84,7 @@ async def test_without_a_cap_everybody_gets_a_place() -> None:
     slot = Place(cap=False)
 
     for _ in range(500):
-        await slot.acquire(0.0)
+        await slot.acquire(later())
 
     assert 500 == slot.counted("tiergate_in_flight")
     for _ in range(500):

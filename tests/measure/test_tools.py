@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import urllib.error
 
@@ -14,19 +13,19 @@ from measure.proxy.cells import Bench, Spot, measure
 from measure.proxy.launch import Crew, NotReady, ask, free_port
 from measure.proxy.rounds import Plan, run, upstream
 from measure.proxy.targets import HERE, Place, Target, targets
+from tests.needs import need
 
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(shutil.which("cc") is None or shutil.which("taskset") is None, reason="needs cc and taskset"),
-]
+pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
     """The folder of the compiled tools; a warning of the compiler is an error."""
+    compiler = need("cc", "gcc")
+    need("taskset", "util-linux")
     folder = tmp_path_factory.mktemp("tools")
     for tool in ("mock_upstream", "loadgen"):
-        command = ["cc", "-O1", "-Werror", "-o", str(folder / tool), str(HERE / f"{tool}.c"), "-lm"]
+        command = [compiler, "-O1", "-Werror", "-o", str(folder / tool), str(HERE / f"{tool}.c"), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True)
     return folder
 

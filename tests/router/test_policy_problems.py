@@ -154,8 +154,8 @@ def test_a_package_that_a_deployment_needs_is_named_with_its_remedy() -> None:
     first, second = refused(text, packages=False)
 
     assert (f"{WHERE}.model", "tiers.small.deployments[1].model") == (first.path, second.path)
-    assert "pip install 'tiergate[local]'" in first.message
-    assert "pip install 'tiergate[providers]'" in second.message
+    assert "`make setup` (or install the extra: tiergate[local])" in first.message
+    assert "`make setup` (or install the extra: tiergate[providers])" in second.message
     assert "optional: true" in first.message
 
 

@@ -10,8 +10,11 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from router.decide import Decider
+from router.features import Features
 from router.policy_file import Loaded, PolicyError, load_policy
 from router.policy_schema import TARGET, schema_text
+from router.types import Call
 
 POLICIES = sorted(TARGET.parent.glob("*.yaml"))
 VARIABLES = (
@@ -101,6 +104,58 @@ def test_a_shipped_policy_loads_without_any_key_or_says_which_it_needs(path: Pat
         assert load(path, NEED_A_KEY[path.name]).policy.tiers
     else:
         assert load(path).policy.tiers
+
+
+@each_policy
+def test_rules_that_ask_for_a_larger_tier_come_first(path: Path) -> None:
+    """The first match counts: a laxer rule before a stricter one would take its requests away."""
+    policy = load(path, *VARIABLES).policy
+
+    floors = [policy.tier_names.index(rule.tier or rule.min_tier or "") for rule in policy.rules]
+
+    assert sorted(floors, reverse=True) == floors
+
+
+class Easy:
+    """A classifier to which everything is easy, so that rules alone lift a request."""
+
+    def difficulty(self, features: Features, /) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "tier"),
+    [
+        ("你好！", {}, "small"),
+        ("Thank you!", {}, "small"),
+        ("Tell me a joke.", {}, "small"),
+        ("Prove that there are infinitely many primes.", {}, "large"),
+        ("Prove the lemma. " + "It follows from what was said before. " * 300, {}, "large"),
+        ("请证明这个引理。" + "由前面的结论可以得到。" * 300, {"has_tools": True}, "large"),
+        ("Summarize this. " + "It was a long day. " * 500, {}, "medium"),
+        ("Hello", {"has_tools": True}, "medium"),
+        ("谢谢", {"has_images": True}, "large"),
+    ],
+)
+def test_rules_of_the_default_policy_lift_what_the_small_tier_cannot_do(
+    asked: str, fields: dict[str, Any], tier: str
+) -> None:
+    """A long proof is a proof, and a greeting with tools or an image is more than a greeting."""
+    policy = load(TARGET.parent / "default.yaml", *VARIABLES).policy
+    call = Call(request_id="r", surface="chat", body=b"{}", model="auto", last_user=asked, text=asked, **fields)
+
+    decision = Decider(policy, Easy(), lambda exc: None).decide(call, "-")
+
+    assert tier == decision.tier, decision.reason
+
+
+def test_a_silent_server_does_not_hold_a_whole_answer_for_the_full_time() -> None:
+    """`first_byte` is `total` where nobody sets it: ten minutes before the next tier is asked."""
+    tiers = load(TARGET.parent / "default.yaml", *VARIABLES).policy.tiers
+
+    assert {"small": 60.0, "medium": 120.0, "large": 300.0} == {
+        name: tier.timeouts.first_byte for name, tier in tiers.items()
+    }
 
 
 def test_the_default_policy_answers_without_keys_from_the_local_model_alone() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from router import prices
 from router.policy import Price
-from router.prices import Known, known_model, price_of
+from router.prices import Known, known_model
 
 ENTRIES = {
     "sample_spec": {"max_input_tokens": "in words", "input_cost_per_token": 0.0, "output_cost_per_token": 0.0},
@@ -70,7 +70,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_price_is_per_million_tokens_of_the_right_provider_or_unknown(model: str, price: Price | None) -> None:
     """The same name elsewhere has another price; half a price is none; unknown is never zero."""
-    assert price == price_of(model)
+    assert price == known_model(model).price
 
 
 @pytest.mark.usefixtures("entries")
@@ -97,21 +97,21 @@ def test_without_litellm_prices_are_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     """It is an extra."""
     monkeypatch.setattr(prices, "_map_path", lambda: None)
 
-    assert price_of("openai/plain") is None
+    assert known_model("openai/plain").price is None
 
 
 def test_the_map_is_read_once(entries: Path) -> None:
     """It has megabytes, and a policy may have a hundred deployments and be reloaded often."""
-    first = price_of("host/plain")
+    first = known_model("host/plain").price
     entries.write_text("{}")
 
-    assert first == price_of("host/plain")
+    assert first == known_model("host/plain").price
 
 
 def test_the_real_map_is_found_without_importing_litellm() -> None:
     """Importing it takes seconds; a start that only wants a price must not pay them."""
     code = (
-        "import sys; from router.prices import price_of; price = price_of('anthropic/claude-sonnet-5-5'); "
+        "import sys; from router.prices import known_model; price = known_model('anthropic/claude-sonnet-5-5').price; "
         "assert 'litellm' not in sys.modules; print(price.input < price.output)"
     )
 

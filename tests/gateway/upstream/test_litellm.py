@@ -391,7 +391,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator reads at start what to install."""
     assert available() is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs litellm: pip install 'tiergate[providers]'" == available()
+    assert "needs litellm: run `make setup` (or install the extra: tiergate[providers])" == available()
 
 
 async def test_package_that_does_not_import_is_a_misconfiguration(monkeypatch: pytest.MonkeyPatch) -> None:
