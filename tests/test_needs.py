@@ -18,7 +18,7 @@ def test_without_a_program_a_test_is_skipped_and_says_what_to_install(monkeypatc
     """`make test` on somebody's laptop must not be red because of a package."""
     monkeypatch.delenv("CI", raising=False)
 
-    with pytest.raises(pytest.skip.Exception, match="no-such-program is not installed; .* `some-package`"):
+    with pytest.raises(pytest.skip.Exception, match=r"no-such-program is not installed; .* `some-package`"):
         need("no-such-program", "some-package")
 
 
