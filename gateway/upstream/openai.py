@@ -1,18 +1,16 @@
-"""Upstreams that speak OpenAI's protocol: bytes out, bytes back, over one aiohttp session for the process."""
+"""Upstreams that speak OpenAI's protocol: bytes out, bytes back, over one pool of connections for the process."""
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
-from gateway.errors import AttemptError, Broken, TimedOut, Unreachable
+from gateway.deadline import within
+from gateway.errors import AttemptError, Broken, Unreachable
 from gateway.upstream.failures import classify
+from gateway.upstream.http1 import Connection, Dropped, Pool, TooMuch, destination
 from router.policy import Deployment, Policy
 from router.types import Attempt, Call
 
@@ -22,35 +20,22 @@ OPENAI_CLOUD = "https://api.openai.com/v1"
 
 _PATHS = {"chat": "chat/completions", "embeddings": "embeddings"}
 
-# True when the call at hand went out on a pooled connection, which its server may have closed at that very moment.
-_reused: ContextVar[bool] = ContextVar("reused", default=False)
-
-
-class _Connector(aiohttp.TCPConnector):
-    async def connect(self, *args: Any, **kwargs: Any) -> Any:
-        connection = await super().connect(*args, **kwargs)
-        protocol: Any = connection.protocol
-        _reused.set(getattr(protocol, "has_served", False))
-        protocol.has_served = True
-        return connection
-
 
 class Endpoint:
     """Where a deployment is, and what every request to it carries; computed once."""
 
-    __slots__ = ("connect_s", "headers", "timeout", "urls")
+    __slots__ = ("connect_s", "to")
 
     def __init__(self, deployment: Deployment, connect_s: float, local_ports: Mapping[str, int]) -> None:
         base = deployment.api_base or OPENAI_CLOUD
         if deployment.provider == "local":
             base = f"http://127.0.0.1:{local_ports[deployment.model]}/v1"
-        self.urls = {surface: URL(f"{base.rstrip('/')}/{path}") for surface, path in _PATHS.items()}
-        self.headers = CIMultiDict({"Content-Type": "application/json", "Accept-Encoding": "identity"})
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if deployment.api_key is not None:
-            self.headers["Authorization"] = f"Bearer {deployment.api_key.get_secret_value()}"
-        for name, value in deployment.headers.items():
-            self.headers[name] = value.get_secret_value()
-        self.timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
+            headers["Authorization"] = f"Bearer {deployment.api_key.get_secret_value()}"
+        headers |= {name: value.get_secret_value() for name, value in deployment.headers.items()}
+        self.to = {surface: destination(f"{base.rstrip('/')}/{path}", headers) for surface, path in _PATHS.items()}
+        self.connect_s = connect_s
 
 
 class OpenAIUpstream:
@@ -63,107 +48,115 @@ class OpenAIUpstream:
             for deployment in tier.deployments
             if deployment.provider in ("openai", "local")
         }
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
 
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:  # made inside the loop that uses it
-            self._session = aiohttp.ClientSession(
-                connector=_Connector(limit=0, ttl_dns_cache=60),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Accept"),
-                raise_for_status=False,
-            )
-        return self._session
+    @property
+    def pool(self) -> Pool:
+        if self._pool is None:  # made inside the loop that uses it
+            self._pool = Pool()
+        return self._pool
 
     async def open(self, call: Call, attempt: Attempt, body: bytes) -> OpenAIReply:
         endpoint = self._endpoints[attempt.deployment.name]
+        to = endpoint.to[call.surface]
+        connection = self.pool.take(to.origin) or await self._connect(endpoint, call)
         try:
-            response = await self._post(endpoint, endpoint.urls[call.surface], body)
-        except aiohttp.ConnectionTimeoutError as exc:
-            raise TimedOut("connect") from exc
-        except aiohttp.ClientConnectorError as exc:
-            raise Unreachable("the model's server cannot be reached") from exc
-        except (aiohttp.ClientError, OSError) as exc:
-            raise Broken("the connection to the model's server broke") from exc
-        if response.status == 200:
-            return OpenAIReply(response)
-        raise await _failure(response)
+            await _post(connection, to.head, body)
+        except Dropped as exc:
+            if not exc.untouched:
+                raise Broken("the connection to the model's server broke") from exc
+            connection = await self._again(endpoint, call, body)
+        reply = OpenAIReply(self.pool, connection)
+        if connection.status == 200:
+            return reply
+        raise await _failure(reply, connection)
 
-    async def _post(self, endpoint: Endpoint, url: URL, body: bytes) -> aiohttp.ClientResponse:
-        post = self._client().post
-        _reused.set(False)
+    async def _again(self, endpoint: Endpoint, call: Call, body: bytes) -> Connection:
+        """Its server closed an idle connection just as our request went out: once more, on a new one."""
+        connection = await self._connect(endpoint, call)
         try:
-            return await post(url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False)
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            if not _reused.get():
-                raise
-        # It hung up on a pooled connection before a byte came back: an idle close that crossed our request.
-        return await post(url, data=body, headers=endpoint.headers, timeout=endpoint.timeout, allow_redirects=False)
+            await _post(connection, endpoint.to[call.surface].head, body)
+        except Dropped as exc:
+            raise Broken("the connection to the model's server broke") from exc
+        return connection
+
+    async def _connect(self, endpoint: Endpoint, call: Call) -> Connection:
+        try:
+            async with within(time.monotonic() + endpoint.connect_s, "connect"):
+                return await self.pool.connect(endpoint.to[call.surface].origin)
+        except (OSError, UnicodeError) as exc:  # a name that cannot be looked up may be a UnicodeError
+            raise Unreachable("the model's server cannot be reached") from exc
 
     async def prepare(self) -> None:
         """Nothing takes long here."""
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._pool is not None:
+            self._pool.close()
 
 
-async def _failure(response: aiohttp.ClientResponse) -> AttemptError:
-    reply = OpenAIReply(response, max_bytes=MAX_ERROR_BYTES)
+async def _post(connection: Connection, head: bytes, body: bytes) -> None:
     try:
-        body = await reply.read()
+        await connection.post(head, body)
+    except BaseException:
+        connection.transport.abort()
+        raise
+
+
+async def _failure(reply: OpenAIReply, connection: Connection) -> AttemptError:
+    status, headers = connection.status, connection.headers
+    try:
+        body = await reply.read(MAX_ERROR_BYTES)
     except AttemptError:
         body = b""
     finally:
         await reply.aclose()
-    return classify(response.status, response.headers, body)
+    return classify(status, headers, body)
 
 
 class OpenAIReply:
-    """An open response. `aclose` gives its connection back to the pool, or closes it if bytes are still to come."""
+    """An open response. `aclose` gives its connection back to the pool, or aborts it if bytes are still to come."""
 
-    __slots__ = ("_encoding", "_max_bytes", "_response")
+    __slots__ = ("_connection", "_encoding", "_pool")
 
-    def __init__(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._response = response
-        self._max_bytes = max_bytes
-        self._encoding = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
+    def __init__(self, pool: Pool, connection: Connection) -> None:
+        self._pool = pool
+        self._connection: Connection | None = connection
+        self._encoding = connection.headers.get("content-encoding", "").strip().lower() or "identity"
 
-    async def read(self) -> bytes:
-        response = self._response
-        length = response.content_length
-        if self._encoding == "identity" and length is not None and length <= self._max_bytes:
+    async def read(self, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
+        if self._encoding == "identity" and self._connection is not None:
             try:
-                return await response.read()
-            except (aiohttp.ClientError, OSError) as exc:
+                return await self._connection.read(max_bytes)
+            except Dropped as exc:
                 raise Broken("the answer was cut short") from exc
+            except TooMuch as exc:
+                raise Broken("the answer is larger than the gateway accepts") from exc
         pieces, size = [], 0
         async for piece in self.chunks():
             size += len(piece)
-            if size > self._max_bytes:
+            if size > max_bytes:
                 raise Broken("the answer is larger than the gateway accepts")
             pieces.append(piece)
         return b"".join(pieces)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        readany, unzip = self._response.content.readany, _decompressor(self._encoding)
+        unzip = _decompressor(self._encoding)
         try:
-            while data := await readany():
+            while (connection := self._connection) is not None and (data := await connection.readany()):
                 if unzip is None:
                     yield data
                 elif plain := unzip.decompress(data):
                     yield plain
-        except (aiohttp.ClientError, OSError, zlib.error) as exc:
+        except (Dropped, zlib.error) as exc:
             raise Broken("the answer was cut short") from exc
         if unzip is not None and not unzip.eof:
             raise Broken("the answer was cut short")
 
     async def aclose(self) -> None:
-        if self._response.content.at_eof():
-            self._response.release()  # its connection can be used again
-        else:
-            self._response.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give(connection)
 
 
 def _decompressor(encoding: str) -> Any:

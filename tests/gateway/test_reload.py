@@ -257,12 +257,12 @@ async def test_call_under_way_is_finished_by_the_policy_that_it_began_with(
     write(one, pointing_to(one, medium))
     assert () == one.app.reloader.reload()
     fresh = await one.chat("快")
-    assert not old._upstreams["openai"]._session.closed
+    assert not old._upstreams["openai"].pool.closed
     gate.set()
     reply: Reply = await running
 
     assert ("new", "one two", True) == (fresh.text, reply.text, reply.sse.done)
-    await until(lambda: old._upstreams["openai"]._session.closed)
+    await until(lambda: old._upstreams["openai"].pool.closed)
     await until(lambda: not one.app.reloader._background)
     assert 2 == len(await one.settled(2))
     await until(lambda: small.open_connections == 0)
