@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-import aiohttp
-
 from gateway.pull import find_model, packaged_model
+from gateway.upstream.http1 import Dropped, Pool, destination
 from gateway.upstream.local_server import HOST, READY
 from router.policy import Policy, Tier
 
@@ -31,6 +30,7 @@ START_S = 300.0  # large files come slowly from slow disks
 STOP_S = 2.0
 DEFAULT_PARALLEL, MAX_PARALLEL = 4, 8
 MIN_CTX = 2048
+WARM_UP = b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens":1}'
 LOG_PREFIX = re.compile(r"^[\d.]+ [A-Z] \w+ *(\S*: )?")
 
 
@@ -224,7 +224,7 @@ class _Child:
         """Until the child has greeted and has worked once, so that the first caller finds it warm."""
         assert self._process is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        with contextlib.suppress(TimeoutError, OSError, Dropped):
             async with asyncio.timeout(START_S):
                 return await self._process.stdout.readline() == READY and await _warm(self.port)
         return False
@@ -306,9 +306,12 @@ async def _first_words(stderr: asyncio.StreamReader) -> str:
 
 async def _warm(port: int) -> bool:
     """One token through the whole path."""
-    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"http://{HOST}:{port}/v1/chat/completions", json=body) as answer,
-    ):
-        return answer.status == 200
+    where = destination(f"http://{HOST}:{port}/v1/chat/completions", {"Content-Type": "application/json"})
+    pool = Pool()
+    connection = await pool.connect(where.origin)
+    try:
+        await connection.post(where.head, WARM_UP)
+        return connection.status == 200
+    finally:
+        pool.give(connection)
+        pool.close()

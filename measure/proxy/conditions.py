@@ -14,7 +14,7 @@ from pathlib import Path
 
 from measure.proxy.rounds import Plan
 
-OURS = ("aiohttp", "uvicorn", "uvloop", "httptools", "msgspec", "orjson")
+OURS = ("uvicorn", "uvloop", "httptools", "msgspec", "orjson")
 
 
 def now() -> datetime:
