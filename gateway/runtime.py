@@ -57,12 +57,12 @@ class Runtime:
         )
         self.request_log = RequestLogWriter(policy.log, metrics.log_dropped.inc)
         self._upstreams: Mapping[str, Upstream] = _upstreams(policy, equipment, previous._upstreams if previous else {})
-        self._by_deployment = {
+        by_deployment = {
             deployment.name: self._upstreams["openai" if deployment.provider in OPENAI_PROVIDERS else "litellm"]
             for tier in policy.tiers.values()
             for deployment in tier.deployments
         }
-        self.executor = Executor(policy, self._by_deployment, slots(policy, metrics), self.health, metrics, log)
+        self.executor = Executor(policy, by_deployment, slots(policy, metrics), self.health, metrics, log)
         self.settler = Settler(policy, metrics, self.health, self.request_log, log)
         self._ready = {
             deployment.name: metrics.ready.labels(tier.name, deployment.name)

@@ -80,8 +80,8 @@ def _deployments(document: Document) -> Iterator[Found]:
         for name, value in document.section(*path, "headers").items():
             if not _HEADER.issuperset(name) or not name:
                 yield (*path, "headers", name), "is not the name of an HTTP header"
-            elif isinstance(value, str) and not value.isprintable():
-                yield (*path, "headers", name), "holds a line break or another control character"
+            elif isinstance(value, str) and not (value.isprintable() and value.isascii()):
+                yield (*path, "headers", name), "holds a line break, another control character, or one that is not ASCII"
 
 
 def _model(document: Document, path: Path, model: str, entry: Mapping[str, Any]) -> Iterator[Found]:
@@ -106,6 +106,8 @@ def _url_faults(base: str) -> Iterator[str]:
         good = False
     if not good or any(character.isspace() for character in base):
         yield "is not an address; write one such as http://127.0.0.1:8000/v1"
+    elif not base.isascii():
+        yield "must be written in ASCII: a host name as xn--..., other characters as %XX"
     elif url.query or url.fragment or base.endswith(("?", "#")):
         yield "must end with its path, without ? or #; what a server wants besides goes into headers or params"
     elif url.username is not None or url.password is not None:

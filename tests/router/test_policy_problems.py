@@ -105,6 +105,8 @@ ENDPOINTS = [
     case("no scheme", deployment("{name: a, model: openai/x, api_base: 'vllm:8000/v1'}"), 4, f"{WHERE}.api_base", "http://127.0.0.1:8000/v1"),
     case("other scheme", deployment("{name: a, model: openai/x, api_base: 'ftp://h/v1'}"), 4, f"{WHERE}.api_base", "is not an address"),
     case("bad port", deployment("{name: a, model: openai/x, api_base: 'http://h:99999/v1'}"), 4, f"{WHERE}.api_base", "is not an address"),
+    case("host in Chinese", deployment("{name: a, model: openai/x, api_base: 'http://模型/v1'}"), 4, f"{WHERE}.api_base", "in ASCII"),
+    case("header in Chinese", deployment("{name: a, model: openai/x, api_base: 'http://h/v1', headers: {x-team: 平台组}}"), 4, f"{WHERE}.headers.x-team", "not ASCII"),
     case("query", deployment("{name: a, model: openai/x, api_base: 'http://h/v1?v=2'}"), 4, f"{WHERE}.api_base", "without ? or #"),
     case("password in it", deployment("{name: a, model: openai/x, api_base: 'http://u:CANARY@h/v1'}"), 4, f"{WHERE}.api_base", "must not hold a user or password"),
     case("address of a local model", deployment("{name: a, model: local/x, api_base: 'http://h/v1'}"), 4, f"{WHERE}.api_base", "has no address"),
