@@ -81,7 +81,10 @@ def _deployments(document: Document) -> Iterator[Found]:
             if not _HEADER.issuperset(name) or not name:
                 yield (*path, "headers", name), "is not the name of an HTTP header"
             elif isinstance(value, str) and not (value.isprintable() and value.isascii()):
-                yield (*path, "headers", name), "holds a line break, another control character, or one that is not ASCII"
+                yield (
+                    (*path, "headers", name),
+                    "holds a line break, another control character, or one that is not ASCII",
+                )
 
 
 def _model(document: Document, path: Path, model: str, entry: Mapping[str, Any]) -> Iterator[Found]:
